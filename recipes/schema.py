@@ -1,0 +1,164 @@
+"""The recipe: everything that describes a run, typed and checked.
+
+A recipe is a TOML file. The sections `model`, `lora`, `train` and `data` are the *task*: the part
+that the coordinator sends to the nodes. The rest concerns the coordinator (`federation`,
+`evaluate`) or, in a simulation, the nodes that are played (`node`).
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+T = TypeVar("T", "Task", "Recipe")
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSection(Section):
+    """Which base model, and what it is for."""
+
+    source: str = Field(min_length=1, description="bundled alias, hub name, folder or GGUF file")
+    task: Literal["causal-lm", "sequence-classification"] = "causal-lm"
+    labels: tuple[str, ...] = Field((), description="class names, for sequence-classification")
+
+    @model_validator(mode="after")
+    def _labels_fit_the_task(self) -> "ModelSection":
+        classifies = self.task == "sequence-classification"
+        if classifies and len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError("sequence-classification needs at least two different `labels`")
+        if self.labels and not classifies:
+            raise ValueError('`labels` need task = "sequence-classification"')
+        return self
+
+
+class LoraSection(Section):
+    """The adapter: LoRA factors of `rank` with scale alpha/rank (alpha/sqrt(rank) for rsLoRA)."""
+
+    rank: PositiveInt = 8
+    alpha: float = Field(16.0, gt=0)
+    rslora: bool = False
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+
+    @property
+    def scale(self) -> float:
+        """The factor s in W0 + s B A."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class TrainSection(Section):
+    """A node's training in one round. The learning-rate schedule runs over all rounds."""
+
+    steps: PositiveInt = Field(20, description="optimizer steps per node and round")
+    batch_size: PositiveInt = 8
+    accumulate: PositiveInt = Field(1, description="batches per optimizer step")
+    learning_rate: float = Field(2e-4, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup: float = Field(0.03, ge=0, lt=1, description="share of all steps of the run")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    max_length: int = Field(512, ge=8, description="tokens; longer examples are cut and counted")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast, weights stay fp32")
+    threads: PositiveInt | None = Field(None, description="default: cores / nodes on this machine")
+
+
+class DataSection(Section):
+    """How examples are read. `columns` maps our field names to those in the files."""
+
+    format: Literal["instruction", "chat", "text", "classification"] = "instruction"
+    heldout: float = Field(0.1, ge=0, lt=1, description="share of a node's examples for evaluation")
+    columns: dict[str, str] = Field(default_factory=dict)
+
+
+class FederationSection(Section):
+    """Rounds, who takes part, and how long anyone is waited for."""
+
+    rounds: PositiveInt = 3
+    strategy: Literal["fedex-lora", "fedit"] = "fedex-lora"
+    min_nodes: PositiveInt = Field(2, description="nodes to wait for, and quorum of a round")
+    sample: Share = Field(1.0, description="share of the nodes that train in a round")
+    wait: float = Field(300.0, gt=0, description="seconds to wait for min_nodes to come")
+    deadline: float = Field(1800.0, gt=0, description="seconds that a round may take")
+    retries: int = Field(2, ge=0, description="times that a round without quorum is tried again")
+    missing_modules: Literal["refuse", "zero"] = "refuse"
+
+
+class EvaluateSection(Section):
+    """Evaluation by the coordinator on text of its own; nodes always evaluate on theirs."""
+
+    data: str | None = None
+    batch_size: PositiveInt = 8
+
+
+class NodeSection(Section):
+    """One node of a simulation: its private data, and questions to put to the tuned model."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    data: str
+    heldout: str | None = Field(None, description="own evaluation file instead of a held-out share")
+    questions: str | None = None
+
+
+class Task(Section):
+    """What the coordinator tells a node to do."""
+
+    name: str
+    seed: int = Field(0, ge=0, lt=2**31)
+    rounds: PositiveInt
+    model: ModelSection
+    lora: LoraSection = LoraSection()
+    train: TrainSection = TrainSection()
+    data: DataSection = DataSection()
+
+    @model_validator(mode="after")
+    def _format_fits_the_task(self) -> "Task":
+        return _check_format(self)
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    seed: int = Field(0, ge=0, lt=2**31)
+    model: ModelSection
+    lora: LoraSection = LoraSection()
+    train: TrainSection = TrainSection()
+    data: DataSection = DataSection()
+    federation: FederationSection = FederationSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    node: tuple[NodeSection, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """The part of the recipe that nodes receive."""
+        return Task(
+            name=self.name,
+            seed=self.seed,
+            rounds=self.federation.rounds,
+            model=self.model,
+            lora=self.lora,
+            train=self.train,
+            data=self.data,
+        )
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "Recipe":
+        names = [node.name for node in self.node]
+        if len(set(names)) < len(names):
+            raise ValueError("two [[node]] entries have the same `name`")
+        return _check_format(self)
+
+
+def _check_format(recipe: T) -> T:
+    classifies = recipe.model.task == "sequence-classification"
+    if classifies != (recipe.data.format == "classification"):
+        raise ValueError(
+            'data.format = "classification" and model.task = "sequence-classification" '
+            "go together: set both or neither"
+        )
+    return recipe

@@ -1,1 +1,51 @@
-"""adapters."""
+"""What LoRA factors are and their algebra: exact mean, residual, folding, receipts.
+
+Needs torch alone: no Flower, no transformers. Everything else in fedlora stands on this package.
+"""
+
+from .errors import (
+    AdapterError,
+    BaseMismatchError,
+    DataError,
+    EngineError,
+    FedloraError,
+    ModelError,
+    QuorumError,
+    RecipeError,
+    RunError,
+    WireError,
+)
+from .factors import Adapter, Factors
+from .fold import fold
+from .mean import exact_mean, mean_of_full, module_factors, module_names
+from .peft_state import from_peft, to_peft
+from .receipt import Receipt, aggregation_error, fold_error, weight_products
+from .residual import Residual, add
+
+__all__ = [
+    "Adapter",
+    "AdapterError",
+    "BaseMismatchError",
+    "DataError",
+    "EngineError",
+    "Factors",
+    "FedloraError",
+    "ModelError",
+    "QuorumError",
+    "Receipt",
+    "RecipeError",
+    "Residual",
+    "RunError",
+    "WireError",
+    "add",
+    "aggregation_error",
+    "exact_mean",
+    "fold",
+    "fold_error",
+    "from_peft",
+    "mean_of_full",
+    "module_factors",
+    "module_names",
+    "to_peft",
+    "weight_products",
+]

@@ -56,7 +56,9 @@ class Factors:
 
     def with_scale(self, scale: float) -> "Factors":
         """The same update under another scale, the ratio absorbed into `b`."""
-        return self if scale == self.scale else Factors(self.b * (self.scale / scale), self.a, scale)
+        return (
+            self if scale == self.scale else Factors(self.b * (self.scale / scale), self.a, scale)
+        )
 
     def padded(self, rank: int) -> "Factors":
         """The same update at a larger rank: zero columns in `b`, zero rows in `a`."""

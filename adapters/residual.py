@@ -84,7 +84,7 @@ class Residual:
             q_v, r_v = torch.linalg.qr(self.v.double().T)
             left, values, right = torch.linalg.svd(r_u @ r_v.T)
             left, right = q_u @ left, right @ q_v.T
-        floor = values[:1] * torch.finfo(torch.float64).eps * max(self.shape)
+        floor = values[:1] * torch.finfo(dtype).eps
         kept = int((values > floor).sum()) if rank is None else min(rank, len(values))
         energy = values.square()
         dropped = float(energy[kept:].sum() / energy.sum()) if energy.sum() > 0 else 0.0

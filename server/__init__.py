@@ -1,1 +1,1 @@
-"""server."""
+"""The coordinator: rounds, the run's records, and who takes part."""

@@ -1,0 +1,136 @@
+"""Three ways to carry a run: in this process, as processes of Flower, or as actors of Ray.
+
+One ServerApp and one ClientApp serve all three, so the same recipe, seed and number of threads give
+the same head.
+"""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+from fedlora.adapters.errors import EngineError, RecipeError
+from fedlora.recipes.schema import Recipe
+from fedlora.server.events import Listener, StepDone
+from fedlora.server.rundir import RunDirectory
+
+
+def simulate(recipe: Recipe, run_dir: Path, engine: str, listener: Listener) -> RunDirectory:
+    """Play coordinator and all [[node]]s of a recipe on this machine.
+
+    Args:
+        recipe: with at least one [[node]].
+        run_dir: a new directory.
+        engine: "inprocess", "flower" or "ray".
+        listener: told of what happens.
+
+    Raises:
+        FedloraError: of the class that stopped the run.
+    """
+    if len(recipe.node) < recipe.federation.min_nodes:
+        raise RecipeError(
+            f"{recipe.name}: a simulation needs a [[node]] entry for each node; there are "
+            f"{len(recipe.node)}, federation.min_nodes is {recipe.federation.min_nodes}"
+        )
+    run = RunDirectory.create(run_dir, recipe)
+    {"inprocess": _in_process, "flower": _as_processes, "ray": _on_ray}[engine](run, listener)
+    return run
+
+
+def coordinate(
+    recipe: Recipe, run_dir: Path, host: str, port: int, listener: Listener
+) -> RunDirectory:
+    """Lead the nodes that join, by Flower's deployment engine, until the run is done."""
+    from .superlink import follow, submit, superlink
+
+    run = RunDirectory.create(run_dir, recipe)
+    with superlink(run, host, port, simulation=False) as child:
+        follow(run, submit(run), child, listener)
+    return run
+
+
+def join(
+    address: str,
+    name: str,
+    data: Path,
+    heldout: Path | None,
+    state_dir: Path | None,
+    threads: int | None,
+    model: str | None = None,
+) -> None:
+    """Serve a coordinator as a node until its run is done."""
+    from fedlora.client.node import NodePlace
+
+    from .supernode import default_state, serve, supernode
+
+    state = (state_dir or default_state(name)).absolute()
+    own = heldout.absolute() if heldout else None
+    place = NodePlace(name, data.absolute(), own, state, threads, model)
+    with supernode(place, address) as child:
+        serve(place, child)
+
+
+def _in_process(run: RunDirectory, listener: Listener) -> None:
+    from fedlora.client.app import make_app
+    from fedlora.client.node import Node, NodePlace
+    from fedlora.client.training import StepReport
+    from fedlora.models.threads import set_threads
+    from fedlora.server.coordinator import coordinate as lead
+    from fedlora.strategies import InProcessGrid
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    set_threads(run.recipe.train.threads)
+
+    def on_step(name: str, step: StepReport) -> None:
+        listener(StepDone(name, step.step, step.steps, step.loss, step.tokens_per_second))
+
+    nodes = [
+        Node(
+            NodePlace(
+                section.name,
+                Path(section.data),
+                Path(section.heldout) if section.heldout else None,
+                run.path / "nodes",
+            ),
+            on_step,
+        )
+        for section in run.recipe.node
+    ]
+    app = make_app(lambda context: nodes[int(str(context.node_config["partition-id"]))])
+    lead(InProcessGrid(app, len(nodes)), run, listener, poll=0.0)
+
+
+def _as_processes(run: RunDirectory, listener: Listener) -> None:
+    from fedlora.client.node import NodePlace
+
+    from .processes import free_port
+    from .superlink import follow, submit, superlink
+    from .supernode import supernode
+
+    port = free_port()
+    with superlink(run, "127.0.0.1", port, simulation=False) as child, ExitStack() as nodes:
+        for section in run.recipe.node:
+            place = NodePlace(
+                section.name,
+                Path(section.data),
+                Path(section.heldout) if section.heldout else None,
+                run.path / "nodes" / section.name,
+                run.recipe.train.threads,
+            )
+            nodes.enter_context(supernode(place, f"127.0.0.1:{port}", len(run.recipe.node)))
+        follow(run, submit(run), child, listener)
+
+
+def _on_ray(run: RunDirectory, listener: Listener) -> None:
+    from importlib.util import find_spec
+
+    from fedlora.models.threads import cores
+
+    from .processes import free_port
+    from .superlink import follow, submit, superlink
+
+    if find_spec("ray") is None:
+        raise EngineError("the ray engine needs Ray: pip install 'fedlora[ray]'")
+    threads = run.recipe.train.threads or max(1, cores() // len(run.recipe.node))
+    federation = f"num-supernodes={len(run.recipe.node)} client-resources-num-cpus={threads}"
+    with superlink(run, "127.0.0.1", free_port(), simulation=True) as child:
+        follow(run, submit(run, federation), child, listener)

@@ -1,0 +1,66 @@
+"""The node's side of Flower's deployment engine: a SuperNode that serves until the run is done."""
+
+import json
+import time
+from pathlib import Path
+
+from fedlora.adapters import errors
+from fedlora.client.node import NodePlace
+from fedlora.client.signals import DONE, FAILED
+from fedlora.models.threads import share, thread_environment
+
+from .processes import FLOWER_ENVIRONMENT, Child, free_port
+
+PATIENCE = 300  # seconds to go on looking for a coordinator that doesn't answer
+FAREWELL = 5.0  # seconds in which the last reply leaves
+FATAL = ("BaseMismatchError", "DataError", "ModelError", "RecipeError")
+
+
+def supernode(place: NodePlace, address: str, local_nodes: int = 1) -> Child:
+    """Start a node.
+
+    Args:
+        place: who it is.
+        address: host:port of the coordinator.
+        local_nodes: nodes that share this machine's cores.
+    """
+    state = place.state
+    state.mkdir(parents=True, exist_ok=True)
+    for stale in (DONE, FAILED):
+        (state / stale).unlink(missing_ok=True)
+    threads = share(place.threads, local_nodes)
+    values = {"name": place.name, "data": place.data, "state": state, "heldout": place.heldout}
+    values |= {"model": place.model}
+    config = [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value]
+    command = ["flower-supernode", "--insecure", "--superlink", address]
+    command += ["--port", str(free_port()), "--max-wait-time", str(PATIENCE)]
+    command += ["--node-config", " ".join([*config, f"threads={threads}"])]
+    environment = {
+        **FLOWER_ENVIRONMENT,
+        **thread_environment(threads),
+        "FLWR_HOME": str(state / "flower"),
+    }
+    return Child(command, environment, state / "node.log")
+
+
+def serve(place: NodePlace, child: Child) -> None:
+    """Wait until the run is done.
+
+    Raises:
+        FedloraError: of the class that keeps this node from taking part.
+        EngineError: if the SuperNode ended; for one, because no coordinator answered.
+    """
+    while not (place.state / DONE).exists():
+        child.check()
+        failure = place.state / FAILED
+        if failure.exists():
+            record = json.loads(failure.read_text())
+            if record["error"] in FATAL:
+                raise getattr(errors, record["error"])(record["message"])
+        time.sleep(0.5)
+    time.sleep(FAREWELL)
+
+
+def default_state(name: str) -> Path:
+    """Where a node keeps its state if it isn't told."""
+    return Path.home() / ".local" / "state" / "fedlora" / name

@@ -1,0 +1,166 @@
+"""A node: private data, a model that follows the head, and one round of training at a time.
+
+Of the private text nothing leaves: a node replies with factors and counted metrics alone.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedlora.adapters import Adapter, BaseMismatchError, WireError
+from fedlora.models.evaluation import evaluate
+from fedlora.models.fingerprint import fingerprint
+from fedlora.models.loading import load_tokenizer
+from fedlora.models.lora import read_adapter
+from fedlora.models.source import resolve
+from fedlora.models.tuned import TunedModel, shared
+from fedlora.protos import Hello, Introduction
+from fedlora.recipes.schema import Task
+from fedlora.strategies import ReceivedHead
+
+from .data import NodeData
+from .residuals import ResidualCache
+from .training import StepReport, train_round
+
+OnStep = Callable[[str, StepReport], None]
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Who a node is and where its things lie.
+
+    Attributes:
+        name: by which the coordinator knows it.
+        data: private examples.
+        heldout: own evaluation examples; otherwise a share of `data` is held out.
+        state: folder for what it has received.
+        threads: torch threads; None for this machine's default.
+        model: where this node has the base, if not where the coordinator's recipe says.
+    """
+
+    name: str
+    data: Path
+    heldout: Path | None
+    state: Path
+    threads: int | None = None
+    model: str | None = None
+
+    def source(self, task: Task) -> str:
+        """Where this node finds the base."""
+        return self.model or task.model.source
+
+
+class Node:
+    """One party of the federation."""
+
+    def __init__(self, place: NodePlace, on_step: OnStep | None = None) -> None:
+        """A node that reports each training step to `on_step`, with its name."""
+        self.place = place
+        place.state.mkdir(parents=True, exist_ok=True)
+        self._on_step = on_step
+        self._residuals = ResidualCache(place.state / "residuals")
+
+    def introduce(self, hello: Hello, version: str, threads: int) -> Introduction:
+        """Check that this node can take part, and say with what.
+
+        Raises:
+            BaseMismatchError: if the coordinator's base is another.
+            DataError: if the data can't be used for the task.
+        """
+        task = read_task(hello.task)
+        base = self._check_base(task, hello.base)
+        data = _node_data(self.place, task)
+        return Introduction(
+            node=self.place.name,
+            examples=len(data.train),
+            heldout=len(data.heldout),
+            truncated=data.counts.truncated,
+            base=base,
+            version=version,
+            threads=threads,
+        )
+
+    def train(self, head: ReceivedHead) -> tuple[Adapter, int, dict[str, float]]:
+        """Evaluate the head, train from it, and hand out the adapter.
+
+        Returns:
+            The trained adapter, the number of training examples, and metrics.
+        """
+        task = read_task(head.proto.task)
+        tuned, data = self._follow(head, task), _node_data(self.place, task)
+        metrics = self._evaluate(tuned, data, task)
+        report = train_round(
+            tuned.model,
+            data.train,
+            task,
+            head.proto.round + 1,
+            self.place.name,
+            (lambda step: self._on_step(self.place.name, step)) if self._on_step else None,
+        )
+        metrics |= {
+            "train_loss": report.loss_mean,
+            "tokens": float(report.tokens),
+            "label_tokens": float(report.label_tokens),
+            "tokens_per_second": report.tokens / report.seconds,
+            "train_seconds": report.seconds,
+            "fold_error": tuned.fold_error,
+        }
+        return read_adapter(tuned.model), report.examples, metrics
+
+    def evaluate(self, head: ReceivedHead) -> dict[str, float]:
+        """Evaluate the head on this node's held-out examples."""
+        task = read_task(head.proto.task)
+        tuned, data = self._follow(head, task), _node_data(self.place, task)
+        metrics = self._evaluate(tuned, data, task)
+        return metrics | {"examples": float(len(data.heldout)), "fold_error": tuned.fold_error}
+
+    def _follow(self, head: ReceivedHead, task: Task) -> TunedModel:
+        """This process's model, become the head."""
+        self._check_base(task, head.proto.base)
+        self._residuals.keep(head.residual_payloads)
+        tuned = shared(self.place.source(task), task.model, task.lora)
+        tuned.become(head.adapter, head.history, self._residuals.read)
+        return tuned
+
+    def _evaluate(self, tuned: TunedModel, data: NodeData, task: Task) -> dict[str, float]:
+        if not data.heldout:
+            return {}
+        report = evaluate(tuned.model, data.heldout, task.train.batch_size)
+        return {"eval_loss": report.loss, "eval_accuracy": report.accuracy}
+
+    def _check_base(self, task: Task, announced: str) -> str:
+        own = fingerprint(resolve(self.place.source(task)))
+        if own != announced:
+            raise BaseMismatchError(
+                f"node {self.place.name} holds another base: {self.place.source(task)!r} has the "
+                f"fingerprint {own}, the coordinator's is {announced}; give both the same files"
+            )
+        return own
+
+
+def read_task(text: str) -> Task:
+    """The task in a message from the coordinator.
+
+    Raises:
+        WireError: if it is not one that this version knows.
+    """
+    try:
+        return Task.model_validate(json.loads(text))
+    except (ValidationError, ValueError) as error:
+        raise WireError(f"the coordinator's task can't be understood: {error}") from None
+
+
+def _node_data(place: NodePlace, task: Task) -> NodeData:
+    return _load_data(place, task.model_dump_json())
+
+
+@lru_cache(maxsize=256)
+def _load_data(place: NodePlace, task_json: str) -> NodeData:
+    """A node's data are read once a task, however often a message names it."""
+    task = Task.model_validate_json(task_json)
+    tokenizer = load_tokenizer(resolve(place.source(task)))
+    return NodeData.load(place.data, place.heldout, task, tokenizer, place.name)

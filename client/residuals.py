@@ -1,0 +1,54 @@
+"""The residuals that a node has received, on its disk, by their digest.
+
+A residual is part of the base that a node trains on, so one that was received is kept: the
+coordinator sends it once. Nodes on one machine may share a folder.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedlora.adapters import Residual, RunError, WireError
+from fedlora.protos import decode, describe
+from fedlora.strategies.payloads import read_residual_tensors
+
+
+class ResidualCache:
+    """Residual payloads in files named after their SHA-256."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep them in `directory`, which is made when needed."""
+        self._directory = directory
+
+    def keep(self, payloads: Mapping[str, bytes]) -> None:
+        """Store checked payloads, by digest; each file appears whole or not at all."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for digest, payload in payloads.items():
+            if not self._place(digest).exists():
+                with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as scratch:
+                    scratch.write(payload)
+                os.replace(scratch.name, self._place(digest))
+
+    def read(self, digest: str) -> Mapping[str, Residual]:
+        """The residuals of one round, by module.
+
+        Raises:
+            RunError: if they were never received, or the file was altered; the coordinator then
+                sends them all again.
+        """
+        try:
+            payload = self._place(digest).read_bytes()
+        except FileNotFoundError:
+            raise RunError(f"this node lacks the residual {digest[:12]}") from None
+        manifest = describe(payload)
+        if manifest.digest.hex() != digest:
+            self._place(digest).unlink()
+            raise RunError(f"the residual {digest[:12]} on this node's disk was altered")
+        try:
+            return read_residual_tensors(decode(payload, manifest))
+        except WireError as error:
+            raise RunError(f"the residual {digest[:12]} can't be used: {error}") from None
+
+    def _place(self, digest: str) -> Path:
+        return self._directory / f"{digest}.safetensors"

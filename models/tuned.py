@@ -1,0 +1,96 @@
+"""The model that a head describes: base, residuals folded so far, and adapter.
+
+Loading a base costs seconds and folding costs another, so a process keeps one and moves it from
+head to head. Nodes that share a process share it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from fedlora.adapters import Adapter, Residual, fold_error, weight_products
+from fedlora.recipes.schema import LoraSection, ModelSection
+
+from .fingerprint import fingerprint
+from .loading import load_base, load_tokenizer
+from .lora import attach, check_residuals, fold_residuals, lora_layers, write_adapter
+from .source import resolve
+
+_PROBE_SEED = 0
+
+
+class TunedModel:
+    """A PEFT model that becomes whatever head it is asked to be.
+
+    Attributes:
+        model: the PEFT model; another object after the base had to be loaded afresh.
+        tokenizer: of the base.
+        base: fingerprint of the pretrained weights.
+        history: digests of the residuals folded so far.
+        fold_error: largest relative error of any weight after any fold; the nodes' own receipt.
+    """
+
+    def __init__(self, source: str, model: ModelSection, lora: LoraSection) -> None:
+        """Load the base and attach an adapter.
+
+        Raises:
+            ModelError: if the model can't be found or doesn't fit the task.
+        """
+        self._folder: Path = resolve(source)
+        self._section, self._lora = model, lora
+        self.base = fingerprint(self._folder)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(self._folder)
+        self.model: PeftModel = self._load()
+        self.history: list[str] = []
+        self.fold_error = 0.0
+
+    def become(
+        self,
+        adapter: Adapter,
+        history: Sequence[str],
+        residual_of: Callable[[str], Mapping[str, Residual]],
+    ) -> None:
+        """Fold what is missing and set the adapter.
+
+        Args:
+            adapter: the head's.
+            history: digests of all residuals up to the head, oldest first.
+            residual_of: gives the residuals of a digest, by module.
+
+        Raises:
+            AdapterError: if the head doesn't fit the model.
+        """
+        if list(history[: len(self.history)]) != self.history:
+            self.model, self.history, self.fold_error = self._load(), [], 0.0
+        for digest in history[len(self.history) :]:
+            self._fold(residual_of(digest))
+            self.history.append(digest)
+        write_adapter(self.model, adapter)
+
+    def _fold(self, residuals: Mapping[str, Residual]) -> None:
+        """Fold one round's residuals, and measure what became of the weights."""
+        check_residuals(self.model, residuals)
+        layers = {name: lora_layers(self.model)[name] for name in residuals}
+        before = {
+            name: weight_products(layer.get_base_layer().weight, layer.fan_in_fan_out, _PROBE_SEED)
+            for name, layer in layers.items()
+        }
+        fold_residuals(self.model, residuals)
+        for name, layer in layers.items():
+            weight = layer.get_base_layer().weight
+            error = fold_error(
+                before[name], weight, residuals[name], layer.fan_in_fan_out, _PROBE_SEED
+            )
+            self.fold_error = max(self.fold_error, error)
+
+    def _load(self) -> PeftModel:
+        return attach(load_base(self._folder, self._section), self._lora, self._section)
+
+
+@lru_cache(maxsize=1)
+def shared(source: str, model: ModelSection, lora: LoraSection) -> TunedModel:
+    """The one tuned model of this process; another task's replaces it."""
+    return TunedModel(source, model, lora)

@@ -1,0 +1,109 @@
+"""A run from its recipe to its last head, whatever engine carries the messages."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from fedlora.models.evaluation import evaluate
+from fedlora.models.examples import encode
+from fedlora.models.files import read_rows
+from fedlora.models.fingerprint import fingerprint
+from fedlora.models.loading import empty_base
+from fedlora.models.lora import attach, initial_adapter
+from fedlora.models.source import resolve
+from fedlora.models.tuned import TunedModel, shared
+from fedlora.protos import Hello
+from fedlora.recipes.schema import Recipe
+from fedlora.strategies import STRATEGIES, Identity, Participation, pack, unpack
+from fedlora.strategies.heads import HeadStore
+
+from .events import Listener, RunDone, RunStarted
+from .reporting import Reporter
+from .roster import IntroducedNodes
+from .rundir import RunDirectory
+
+Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+def coordinate(grid: Grid, run: RunDirectory, listener: Listener, poll: float) -> None:
+    """Lead the nodes behind `grid` through all rounds of the run.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        run: a run directory; rounds that it holds already are not run again.
+        listener: told of what happens.
+        poll: seconds between two looks for nodes or replies.
+
+    Raises:
+        FedloraError: if the model, the nodes or their number don't allow the run to go on.
+    """
+    recipe = run.recipe
+    reporter = Reporter(run, listener)
+    folder = resolve(recipe.model.source)
+    base, task = fingerprint(folder), recipe.task.model_dump_json()
+    roster = IntroducedNodes(
+        Hello(run=recipe.name, base=base, task=task),
+        [node.name for node in recipe.node],
+        recipe.federation.wait,
+        lambda node, reason: reporter.refused(0, node, reason),
+        poll,
+    )
+    strategy = STRATEGIES[recipe.federation.strategy](
+        run.heads.directory,
+        participation(recipe, poll),
+        identity=Identity(recipe.name, base, task),
+        roster=roster,
+        observer=reporter,
+        missing=recipe.federation.missing_modules,
+        full_history=False,
+    )
+    initial = initial_adapter(
+        attach(empty_base(folder, recipe.model), recipe.lora, recipe.model), recipe.seed
+    )
+    evaluation = own_evaluation(recipe, run.heads, reporter) if recipe.evaluate.data else None
+    nodes = strategy.participation.gather(grid, roster)
+    reporter.tell(RunStarted(recipe.name, tuple(sorted(nodes.values())), recipe.federation.rounds))
+    strategy.start(
+        grid,
+        pack(initial),
+        num_rounds=recipe.federation.rounds,
+        timeout=recipe.federation.deadline,
+        evaluate_fn=evaluation,
+    )
+    reporter.tell(RunDone(run.path, run.heads.record().hash, reporter.receipt))
+
+
+def participation(recipe: Recipe, poll: float) -> Participation:
+    """Who takes part, as the recipe has it."""
+    federation = recipe.federation
+    return Participation(
+        min_nodes=federation.min_nodes,
+        sample=federation.sample,
+        wait=federation.wait,
+        retries=federation.retries,
+        seed=recipe.seed,
+        poll=poll,
+    )
+
+
+def own_evaluation(recipe: Recipe, heads: HeadStore, reporter: Reporter) -> Evaluation:
+    """The coordinator's evaluation of each head, on the recipe's `evaluate.data`.
+
+    Raises:
+        DataError: if the data can't be used.
+    """
+    tuned: TunedModel = shared(recipe.model.source, recipe.model, recipe.lora)
+    rows = read_rows(Path(str(recipe.evaluate.data)), recipe.data)
+    encoded = encode(rows, tuned.tokenizer, recipe.train.max_length, recipe.model.labels)
+
+    def evaluation(round: int, arrays: ArrayRecord) -> MetricRecord:
+        history = heads.record(round).history
+        tuned.become(unpack(arrays), history, lambda digest: heads.residuals([digest])[0])
+        report = evaluate(tuned.model, encoded.examples, recipe.evaluate.batch_size)
+        metrics = {"eval_loss": report.loss, "eval_accuracy": report.accuracy}
+        reporter.coordinator_evaluated(round, metrics)
+        return MetricRecord(metrics)
+
+    return evaluation

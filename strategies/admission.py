@@ -1,0 +1,98 @@
+"""Admission: what an update must be before it is averaged. A refusal stops that update alone."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from fedlora.adapters import Adapter, WireError
+from fedlora.protos import Limits, Update, verify
+
+from .heads import HeadRecord
+from .payloads import FileTensors, read_adapter_tensors
+
+
+def admit(
+    update: Update,
+    payload: bytes,
+    head: HeadRecord,
+    adapter: Adapter,
+    already: Collection[str],
+    spool: Path,
+) -> Adapter:
+    """Check an update against the head it should come from, and keep it on disk.
+
+    Args:
+        update: the node's message.
+        payload: its tensors.
+        head: the head that was sent.
+        adapter: the head's adapter, which the update must fit.
+        already: nodes whose update of this round is in.
+        spool: folder for admitted updates, so that memory does not grow with the nodes.
+
+    Returns:
+        The update's adapter, read from disk module by module.
+
+    Raises:
+        WireError: with the reason of the refusal.
+    """
+    _check_envelope(update, head, already)
+    verify(payload, update.adapter, Limits(payload_bytes=4 * _nbytes(adapter) + (1 << 20)))
+    place = spool / f"{len(already):05d}.safetensors"
+    place.write_bytes(payload)
+    try:
+        received = read_adapter_tensors(FileTensors(place))
+        _check_tensors(received, adapter)
+    except WireError:
+        place.unlink()
+        raise
+    return received
+
+
+def _check_envelope(update: Update, head: HeadRecord, already: Collection[str]) -> None:
+    if update.node in already:
+        raise WireError(f"a second update of node {update.node} in this round")
+    if not update.node:
+        raise WireError("the update names no node")
+    expected = (head.run, head.round + 1, head.base, head.hash)
+    found = (update.run, update.round, update.base, update.head)
+    for name, want, got in zip(("run", "round", "base", "head"), expected, found, strict=True):
+        if want != got:
+            raise WireError(f"the update is for {name} {got}, expected {want}")
+    if not 1 <= update.examples < 1 << 40:
+        raise WireError(f"the update claims {update.examples} examples")
+
+
+def _check_tensors(received: Adapter, adapter: Adapter) -> None:
+    """Modules may be missing (the strategy's rule decides); foreign or misshapen ones not."""
+    if foreign := sorted(set(received.factors) - set(adapter.factors)):
+        raise WireError(f"module {foreign[0]} is no target of this run")
+    if set(received.full) != set(adapter.full):
+        raise WireError(
+            f"parameters in full: got {sorted(received.full)}, not {sorted(adapter.full)}"
+        )
+    for name, factors in received.factors.items():
+        if factors.shape != adapter.factors[name].shape:
+            wanted = adapter.factors[name].shape
+            raise WireError(f"module {name}: update of shape {factors.shape}, expected {wanted}")
+        if not 0 < factors.scale < float("inf"):
+            raise WireError(f"module {name}: scale {factors.scale}")
+        _check_numbers(f"module {name}, lora_A", factors.a)
+        _check_numbers(f"module {name}, lora_B", factors.b)
+    for name, tensor in received.full.items():
+        if tensor.shape != adapter.full[name].shape:
+            wanted_shape = tuple(adapter.full[name].shape)
+            raise WireError(f"{name}: shape {tuple(tensor.shape)}, expected {wanted_shape}")
+        _check_numbers(name, tensor)
+
+
+def _check_numbers(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise WireError(f"{name}: {tensor.dtype}, expected floating point")
+    if not bool(torch.isfinite(tensor).all()):
+        raise WireError(f"{name}: NaN or infinite values")
+
+
+def _nbytes(adapter: Adapter) -> int:
+    pairs = sum(one.a.nbytes + one.b.nbytes for one in adapter.factors.values())
+    return pairs + sum(tensor.nbytes for tensor in adapter.full.values())

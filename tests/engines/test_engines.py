@@ -1,0 +1,54 @@
+"""One run, three engines: the same recipe, seed and threads give the same head."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fedlora.cli import engines
+from fedlora.server.events import Event, NodeReplied, RoundDone, RunDone
+from fedlora.server.rundir import RunDirectory
+
+from .conftest import RecipeOf
+
+
+def heads(run: RunDirectory) -> list[str]:
+    return [run.heads.record(round).hash for round in run.heads.rounds()]
+
+
+def test_a_simulation_in_process_leaves_a_whole_run_directory(
+    recipe_of: RecipeOf, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    run = engines.simulate(recipe_of(), tmp_path / "run", "inprocess", events.append)
+    assert run.heads.rounds() == [0, 1, 2, 3]
+    rounds = [event for event in events if isinstance(event, RoundDone)]
+    assert [event.round for event in rounds] == [1, 2, 3]
+    assert all(event.receipt <= 1e-6 for event in rounds)
+    assert isinstance(events[-1], RunDone)
+    assert events[-1].head == heads(run)[-1]
+    replies = [event for event in events if isinstance(event, NodeReplied)]
+    assert max(reply.metrics["fold_error"] for reply in replies) <= 1e-6
+    reopened = RunDirectory.open(run.path)
+    assert reopened.recipe == run.recipe
+    assert len(reopened.head().residuals) == 3
+    assert (run.path / "versions.json").exists()
+    assert {line["round"] for line in reopened.metrics()} == {1, 2, 3}
+
+
+def test_processes_over_superlink_make_the_same_heads_as_one_process(
+    recipe_of: RecipeOf, tmp_path: Path
+) -> None:
+    ours = engines.simulate(recipe_of(), tmp_path / "one", "inprocess", lambda event: None)
+    theirs = engines.simulate(recipe_of(), tmp_path / "many", "flower", lambda event: None)
+    assert heads(ours) == heads(theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install .[ray]")
+def test_ray_actors_make_the_same_heads_as_one_process(
+    recipe_of: RecipeOf, tmp_path: Path
+) -> None:
+    ours = engines.simulate(recipe_of(), tmp_path / "one", "inprocess", lambda event: None)
+    theirs = engines.simulate(recipe_of(), tmp_path / "ray", "ray", lambda event: None)
+    assert heads(ours) == heads(theirs)

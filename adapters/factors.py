@@ -55,10 +55,14 @@ class Factors:
         return self.b.shape[0], self.a.shape[1]
 
     def with_scale(self, scale: float) -> "Factors":
-        """The same update under another scale, the ratio absorbed into `b`."""
-        return (
-            self if scale == self.scale else Factors(self.b * (self.scale / scale), self.a, scale)
-        )
+        """The same update under another scale, the ratio absorbed into `b`.
+
+        Both factors become float64 where the scale changes: in the dtype of a half-precision
+        factor, or even in float32, the product with the ratio would be rounded.
+        """
+        if scale == self.scale:
+            return self
+        return Factors(self.b.double() * (self.scale / scale), self.a.double(), scale)
 
     def padded(self, rank: int) -> "Factors":
         """The same update at a larger rank: zero columns in `b`, zero rows in `a`."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from .errors import AdapterError
 from .residual import Residual
 
+ROWS = 256  # folded at a time, so that no dense float64 matrix is ever built
 FOLDABLE = (torch.float32, torch.float64)
 
 
@@ -34,6 +35,9 @@ def fold(weight: Tensor, residual: Residual, fan_in_fan_out: bool) -> None:
         raise AdapterError(
             f"residual of shape {residual.shape} does not fit a weight of (out, in) = {stored}"
         )
-    matrix = residual.matrix().to(weight.device)
+    added = residual.transposed if fan_in_fan_out else residual
+    v = None if added.v is None else added.v.to(weight.device, torch.float64)
     with torch.no_grad():
-        weight.copy_(weight.double() + (matrix.T if fan_in_fan_out else matrix))
+        for part, u in zip(weight.split(ROWS), added.u.split(ROWS), strict=True):
+            rows = u.to(weight.device, torch.float64)
+            part.copy_(part.double() + (rows if v is None else rows @ v))

@@ -16,6 +16,7 @@ The mean of factors with a residual folded into the frozen weight is FedEx-LoRA 
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -56,6 +57,7 @@ def exact_mean(
     Returns:
         Factors B, A and a residual of rank (k - 1) r at most, scale included, with
         `mean.matrix() + residual.matrix()` equal to the weighted mean of the nodes' matrices.
+        Both in float32, or in float64 if a node's factors are.
 
     Raises:
         AdapterError: if shapes differ, counts differ, or a weight is not above zero.
@@ -69,39 +71,42 @@ def exact_mean(
     scale = max(one.scale for one in factors) if scale is None else scale
     rank = max(one.rank for one in factors)
     common = [one.with_scale(scale).padded(rank) for one in factors]
-    mean_b, u = _rotate([one.b for one in common], shares, dim=1, factor=scale)
-    mean_a, v = _rotate([one.a for one in common], shares, dim=0, factor=1.0)
+    dtype = reduce(torch.promote_types, (one.b.dtype for one in factors), torch.float32)
+    mean_b, u = _rotate([one.b for one in common], shares, dtype, dim=1, factor=scale)
+    mean_a, v = _rotate([one.a for one in common], shares, dtype, dim=0, factor=1.0)
     return Factors(mean_b, mean_a, scale), Residual(u, v)
 
 
 def _rotate(
-    blocks: Sequence[Tensor], shares: Sequence[float], dim: int, factor: float
+    blocks: Sequence[Tensor], shares: Sequence[float], dtype: torch.dtype, dim: int, factor: float
 ) -> tuple[Tensor, Tensor]:
     """The weighted mean of `blocks`, and their contrasts times `factor`, joined along `dim`."""
-    dtype = torch.promote_types(blocks[0].dtype, torch.float32)
     mean = _weighted_sum(blocks, shares)
-    # The smallest weight as pivot keeps 1 - sqrt(w_p) away from zero.
-    pivot = shares.index(min(shares))
-    size = list(blocks[0].shape)
+    size = list(mean.shape)
     rank = size[dim]
     size[dim] = rank * (len(blocks) - 1)
-    contrasts = torch.empty(size, dtype=dtype, device=blocks[0].device)
+    contrasts = mean.new_empty(size, dtype=dtype)
     if len(blocks) > 1:
+        # The smallest weight as pivot keeps 1 - sqrt(w_p) away from zero.
+        pivot = shares.index(min(shares))
         root = math.sqrt(shares[pivot])
-        centre = mean.sub(blocks[pivot], alpha=root).div_(1 - root)
+        centre = mean.sub(blocks[pivot].double(), alpha=root).div_(1 - root)
+        # The float64 centre in two float32 parts: a difference rounds relative to itself, so that
+        # a contrast keeps its digits however close the nodes are, at the speed of float32.
+        high = centre.to(dtype)
+        low = (centre - high).to(dtype)
         others = [index for index in range(len(blocks)) if index != pivot]
-        for place, index in enumerate(others):
-            contrast = blocks[index] - centre  # float64
-            contrast *= factor * math.sqrt(shares[index])
-            contrasts.narrow(dim, place * rank, rank).copy_(contrast)
+        for index, contrast in zip(others, contrasts.split(rank, dim), strict=True):
+            torch.sub(blocks[index], high, out=contrast)
+            contrast.sub_(low).mul_(factor * math.sqrt(shares[index]))
     return mean.to(dtype), contrasts
 
 
 def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The weighted sum, accumulated in float64 in the order given."""
-    total = torch.zeros_like(tensors[0], dtype=torch.float64)
-    for tensor, share in zip(tensors, shares, strict=True):
-        total.add_(tensor, alpha=share)
+    total = tensors[0].double() * shares[0]
+    for tensor, share in zip(tensors[1:], shares[1:], strict=True):
+        total.add_(tensor.double(), alpha=share)
     return total
 
 
@@ -125,9 +130,15 @@ def module_names(adapters: Sequence[Adapter], missing: Missing) -> list[str]:
 
 
 def module_factors(adapters: Sequence[Adapter], name: str) -> list[Factors]:
-    """The updates of one module in node order; a node that lacks it counts as a zero update."""
+    """The updates of one module in node order; a node that lacks it counts as a zero update.
+
+    Raises:
+        AdapterError: if every node lacks it.
+    """
     present = [adapter.factors.get(name) for adapter in adapters]
-    like = next(one for one in present if one is not None)
+    like = next((one for one in present if one is not None), None)
+    if like is None:
+        raise AdapterError(f"module {name} is in no update")
     zero = Factors(torch.zeros_like(like.b), torch.zeros_like(like.a), like.scale)
     return [zero if one is None else one for one in present]
 

@@ -47,7 +47,8 @@ def from_peft(
                     f"two keys give lora_{match['side']} of {match['module']}: {key}"
                 )
         elif name := _full_name(key, full_modules):
-            full[name] = tensor
+            if full.setdefault(name, tensor) is not tensor:
+                raise AdapterError(f"two keys give {name}: {key}")
         else:
             raise AdapterError(
                 f"unknown key {key!r} in the adapter; expected <module>.lora_A.weight, "
@@ -72,7 +73,8 @@ def _full_name(key: str, full_modules: Collection[str]) -> str | None:
     name = re.sub(r"\.modules_to_save\.[^.]+\.", ".", match["name"] if match else key)
     module = name.rpartition(".")[0]
     known = any(module == full or module.startswith(full + ".") for full in full_modules)
-    return name if known else None
+    frozen = ".original_module." in name  # PEFT keeps the untrained parameter beside the trained
+    return name if known and not frozen else None
 
 
 def _pair(name: str, pair: Mapping[str, Tensor], scale: float | Mapping[str, float]) -> Factors:

@@ -86,8 +86,10 @@ def fold_error(
 
 
 def relative_error(made: Tensor, exact: Tensor) -> float:
-    """||made - exact|| / ||exact||; 0 if both are zero, infinite if only `exact` is."""
+    """||made - exact|| / ||exact||; 0 if both are zero, infinite if only `exact` is, or for NaN."""
     difference, size = float((made - exact).norm()), float(exact.norm())
+    if not math.isfinite(difference):
+        return math.inf  # NaN would lose every comparison, and so pass for exact
     if difference == 0:
         return 0.0
     return difference / size if size > 0 else math.inf

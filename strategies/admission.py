@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from fedlora.adapters import Adapter, WireError
+from fedlora.adapters.mean import Missing
 from fedlora.protos import Limits, Update, verify
 
 from .heads import HeadRecord
@@ -18,6 +19,7 @@ def admit(
     head: HeadRecord,
     adapter: Adapter,
     already: Collection[str],
+    missing: Missing,
     spool: Path,
 ) -> Adapter:
     """Check an update against the head it should come from, and keep it on disk.
@@ -28,6 +30,7 @@ def admit(
         head: the head that was sent.
         adapter: the head's adapter, which the update must fit.
         already: nodes whose update of this round is in.
+        missing: whether an update may lack modules.
         spool: folder for admitted updates, so that memory does not grow with the nodes.
 
     Returns:
@@ -42,7 +45,7 @@ def admit(
     place.write_bytes(payload)
     try:
         received = read_adapter_tensors(FileTensors(place))
-        _check_tensors(received, adapter)
+        _check_tensors(received, adapter, missing)
     except WireError:
         place.unlink()
         raise
@@ -63,13 +66,18 @@ def _check_envelope(update: Update, head: HeadRecord, already: Collection[str]) 
         raise WireError(f"the update claims {update.examples} examples")
 
 
-def _check_tensors(received: Adapter, adapter: Adapter) -> None:
-    """Modules may be missing (the strategy's rule decides); foreign or misshapen ones not."""
+def _check_tensors(received: Adapter, adapter: Adapter, missing: Missing) -> None:
     if foreign := sorted(set(received.factors) - set(adapter.factors)):
         raise WireError(f"module {foreign[0]} is no target of this run")
+    lacking = sorted(set(adapter.factors) - set(received.factors))
+    if lacking and missing == "refuse":
+        raise WireError(
+            f"module {lacking[0]} is missing; give all nodes the same target modules, or declare "
+            'federation.missing_modules = "zero" to count an absent module as no update'
+        )
     if set(received.full) != set(adapter.full):
         raise WireError(
-            f"parameters in full: got {sorted(received.full)}, not {sorted(adapter.full)}"
+            f"parameters trained in full: {sorted(received.full)}, not {sorted(adapter.full)}"
         )
     for name, factors in received.factors.items():
         if factors.shape != adapter.factors[name].shape:

@@ -53,13 +53,14 @@ def aggregate(
         seed: of the receipt's probe vectors.
 
     Raises:
-        AdapterError: if a node lacks a module under the rule "refuse".
+        AdapterError: if a node lacks a module under the rule "refuse", or all lack one.
     """
     generator = torch.Generator().manual_seed(seed)
     factors: dict[str, Factors] = {}
     residuals: dict[str, Residual] = {}
     errors: dict[str, float] = {}
-    for name in module_names(adapters, missing):
+    module_names(adapters, missing)
+    for name in sorted(head.factors):
         updates = module_factors(adapters, name)
         mean, residual = exact_mean(updates, weights, head.factors[name].scale)
         sent = keep(residual) if residual.rank else None

@@ -266,7 +266,9 @@ class FederatedLoRA(Strategy):
                 update, payload = open_update(reply)
                 if not self.roster.is_called(node_id, update.node):
                     raise WireError(f"the update is in the name of {update.node}")
-                received = admit(update, payload, head, adapter, admitted.keys(), spool)
+                received = admit(
+                    update, payload, head, adapter, admitted.keys(), self.missing, spool
+                )
             except (WireError, AdapterError) as error:
                 self._acknowledged[node_id] = 0  # what it holds is unknown now: send it all
                 refused[name] = str(error)

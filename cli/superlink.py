@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedlora.adapters import errors
 from fedlora.adapters.errors import EngineError, FedloraError
@@ -145,14 +146,14 @@ def _check_alive(run: RunDirectory, run_id: str, child: Child) -> None:
         raise EngineError(f"the coordinator's app ended ({status}). {child.last_words()}")
 
 
-def _flwr(run: RunDirectory, arguments: list[str]) -> dict[str, object]:
+def _flwr(run: RunDirectory, arguments: list[str]) -> dict[str, Any]:
     """Flower's command line, answering in JSON."""
     environment = {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": str(run.path / "flower")}
     done = subprocess.run(
         [program("flwr"), *arguments], env=environment, capture_output=True, text=True, check=False
     )
     try:
-        answer: dict[str, object] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         text = (done.stdout + done.stderr).strip()
         raise EngineError(f"flwr {arguments[0]} failed: {text[-2000:]}") from None

@@ -6,7 +6,7 @@ Of the private text nothing leaves: a node replies with factors and counted metr
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -99,7 +99,7 @@ class Node:
             task,
             head.proto.round + 1,
             self.place.name,
-            (lambda step: self._on_step(self.place.name, step)) if self._on_step else None,
+            partial(self._on_step, self.place.name) if self._on_step else None,
         )
         metrics |= {
             "train_loss": report.loss_mean,

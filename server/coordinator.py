@@ -104,6 +104,6 @@ def own_evaluation(recipe: Recipe, heads: HeadStore, reporter: Reporter) -> Eval
         report = evaluate(tuned.model, encoded.examples, recipe.evaluate.batch_size)
         metrics = {"eval_loss": report.loss, "eval_accuracy": report.accuracy}
         reporter.coordinator_evaluated(round, metrics)
-        return MetricRecord(metrics)
+        return MetricRecord(dict(metrics))
 
     return evaluation

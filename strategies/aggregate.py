@@ -74,9 +74,11 @@ def aggregate(
 def weighted_means(
     metrics: Sequence[Mapping[str, float]], weights: Sequence[float]
 ) -> dict[str, float]:
-    """Weighted mean of each metric that every node reports."""
+    """Weighted mean of each metric that every node reports; a plain mean if no weight counts."""
     if not metrics:
         return {}
+    if not any(weights):
+        weights = [1.0] * len(metrics)
     names = [name for name in metrics[0] if all(name in one for one in metrics)]
     total = sum(weights)
     return {

@@ -302,7 +302,7 @@ class FederatedLoRA(Strategy):
             node_id = self._node_of(reply)
             name = self._asked.get(node_id, str(node_id))
             if reply.has_error():
-                self.observer.refused(server_round, name, reply.error.reason)
+                self.observer.refused(server_round, name, reply.error.reason or "no reason given")
                 continue
             reports[name] = NodeReport(
                 0.0, metrics_of(reply), content_bytes(reply.content), self._bytes_down[node_id]
@@ -310,7 +310,7 @@ class FederatedLoRA(Strategy):
         self.observer.evaluated(server_round, reports)
         metrics = [report.metrics for _, report in sorted(reports.items())]
         means = weighted_means(metrics, [one.get("examples", 1.0) for one in metrics])
-        return MetricRecord(means) if means else None
+        return MetricRecord(dict(means)) if means else None
 
     def _evaluation(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord | None, grid: Grid

@@ -217,7 +217,7 @@ def open_introduction(message: Message) -> Introduction:
 
 def metrics_of(message: Message) -> dict[str, float]:
     """The scalar metrics in a reply; empty if there are none."""
-    record = message.content.metric_records.get(_METRICS, {})
+    record = message.content.metric_records.get(_METRICS) or MetricRecord()
     return {name: float(v) for name, v in record.items() if isinstance(v, int | float)}
 
 
@@ -244,7 +244,7 @@ def _payload(arrays: ArrayRecord, name: str) -> bytes:
 
 
 def _parse(content: RecordDict, key: str, into: Head | Update | Hello | Introduction) -> None:
-    raw = content.config_records.get(_PROTO, {}).get(key)
+    raw = (content.config_records.get(_PROTO) or ConfigRecord()).get(key)
     try:
         into.ParseFromString(raw if isinstance(raw, bytes) else b"\xff")
     except DecodeError:

@@ -96,7 +96,7 @@ def _in_process(run: RunDirectory, listener: Listener) -> None:
         for section in run.recipe.node
     ]
     app = make_app(lambda context: nodes[int(str(context.node_config["partition-id"]))])
-    lead(InProcessGrid(app, len(nodes)), run, listener, poll=0.0)
+    lead(InProcessGrid(app, len(nodes)), run, listener, wait=0.0, poll=0.0)
 
 
 def _as_processes(run: RunDirectory, listener: Listener) -> None:

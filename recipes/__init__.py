@@ -1,1 +1,1 @@
-"""recipes."""
+"""Recipes: what a run is, how a recipe file is read, and the ready-made ones."""

@@ -16,7 +16,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class Section(BaseModel):
     """A part of a recipe: immutable, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelSection(Section):

@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     """Coordinate the run whose directory the environment names; events go to its log."""
     run = RunDirectory.open(Path(os.environ[RUN_DIRECTORY]))
     try:
-        coordinate(grid, run, lambda event: None, POLL)
+        coordinate(grid, run, lambda event: None, run.recipe.federation.wait, POLL)
     except FedloraError as error:
         run.log(RunFailed(type(error).__name__, str(error)))
         raise

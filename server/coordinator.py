@@ -27,13 +27,16 @@ from .rundir import RunDirectory
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-def coordinate(grid: Grid, run: RunDirectory, listener: Listener, poll: float) -> None:
+def coordinate(
+    grid: Grid, run: RunDirectory, listener: Listener, wait: float, poll: float
+) -> None:
     """Lead the nodes behind `grid` through all rounds of the run.
 
     Args:
         grid: Flower's connection to the nodes.
         run: a run directory; rounds that it holds already are not run again.
         listener: told of what happens.
+        wait: seconds to wait for enough nodes; 0 where no other can come.
         poll: seconds between two looks for nodes or replies.
 
     Raises:
@@ -52,7 +55,7 @@ def coordinate(grid: Grid, run: RunDirectory, listener: Listener, poll: float) -
     )
     strategy = STRATEGIES[recipe.federation.strategy](
         run.heads.directory,
-        participation(recipe, poll),
+        participation(recipe, wait, poll),
         identity=Identity(recipe.name, base, task),
         roster=roster,
         observer=reporter,
@@ -75,13 +78,13 @@ def coordinate(grid: Grid, run: RunDirectory, listener: Listener, poll: float) -
     reporter.tell(RunDone(run.path, run.heads.record().hash, reporter.receipt))
 
 
-def participation(recipe: Recipe, poll: float) -> Participation:
+def participation(recipe: Recipe, wait: float, poll: float) -> Participation:
     """Who takes part, as the recipe has it."""
     federation = recipe.federation
     return Participation(
         min_nodes=federation.min_nodes,
         sample=federation.sample,
-        wait=federation.wait,
+        wait=wait,
         retries=federation.retries,
         seed=recipe.seed,
         poll=poll,

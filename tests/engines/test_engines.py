@@ -46,9 +46,35 @@ def test_processes_over_superlink_make_the_same_heads_as_one_process(
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install .[ray]")
-def test_ray_actors_make_the_same_heads_as_one_process(
-    recipe_of: RecipeOf, tmp_path: Path
-) -> None:
+def test_ray_actors_make_the_same_heads_as_one_process(recipe_of: RecipeOf, tmp_path: Path) -> None:
     ours = engines.simulate(recipe_of(), tmp_path / "one", "inprocess", lambda event: None)
     theirs = engines.simulate(recipe_of(), tmp_path / "ray", "ray", lambda event: None)
     assert heads(ours) == heads(theirs)
+
+
+def test_a_base_that_differs_stops_the_run_at_once_and_names_both_fingerprints(
+    recipe_of: RecipeOf, tmp_path: Path, tiny_causal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's own source is another folder with other weights."""
+    import shutil
+
+    import safetensors.torch
+
+    from fedlora.adapters import QuorumError
+    from fedlora.client.node import NodePlace
+    from fedlora.models.fingerprint import fingerprint
+
+    other = shutil.copytree(tiny_causal, tmp_path / "other")
+    tensors = safetensors.torch.load_file(other / "model.safetensors")
+    tensors[sorted(tensors)[0]][0, 0] += 1
+    safetensors.torch.save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    own_source = NodePlace.source
+    monkeypatch.setattr(
+        NodePlace,
+        "source",
+        lambda place, task: str(other) if place.name == "birch" else own_source(place, task),
+    )
+    with pytest.raises(QuorumError, match="2 of at least 3 nodes") as caught:
+        engines.simulate(recipe_of(), tmp_path / "run", "inprocess", lambda event: None)
+    assert fingerprint(other) in str(caught.value)
+    assert fingerprint(tiny_causal) in str(caught.value)

@@ -1,0 +1,32 @@
+"""`fedlora coordinator`: the server of a federation of real machines."""
+
+from typing import Annotated
+
+import typer
+
+from .options import AsJson, NewRunDirectory, Overrides, RecipeArgument
+
+EXAMPLE = "Example: fedlora coordinator demo --host 0.0.0.0 --port 8000"
+
+
+def coordinator(
+    recipe: RecipeArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    overrides: Overrides = None,
+    run_dir: NewRunDirectory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait for the nodes that join, lead them through the rounds, and keep every head."""
+    from fedlora.recipes.loading import load_recipe
+
+    from .folders import new_run_directory
+
+    loaded = load_recipe(recipe, overrides or ())
+    folder = new_run_directory(loaded.name, run_dir)
+
+    from . import engines
+    from .progress import progress
+
+    with progress(as_json) as listener:
+        engines.coordinate(loaded, folder, host, port, listener)

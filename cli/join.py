@@ -1,0 +1,74 @@
+"""`fedlora join`: this machine as a node, with data that stays on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "Example: fedlora join 192.0.2.7:8000 --name clinic --data notes.jsonl"
+
+
+def join(
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="host:port of the coordinator.", show_default=False),
+    ],
+    name: Annotated[str, typer.Option(help="Name of this node.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Private data: JSONL, CSV, Parquet, or a saved Hugging Face dataset.",
+            show_default=False,
+        ),
+    ],
+    heldout: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Evaluation data, instead of a share of the private data.",
+            show_default=False,
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where this node keeps its state.",
+            show_default="~/.local/state/fedlora/<name>",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Where this machine has the base model.",
+            show_default="as in the recipe",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads to train with.", show_default="all cores"),
+    ] = None,
+) -> None:
+    """Train with a coordinator's federation until its run is done."""
+    from pydantic import ValidationError
+
+    from fedlora.adapters.errors import DataError
+    from fedlora.recipes.schema import NodeSection
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise typer.BadParameter(f"{address!r} is not host:port, as in 192.0.2.7:8000")
+    try:
+        NodeSection(name=name, data=str(data))
+    except ValidationError:
+        allowed = "up to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+        raise typer.BadParameter(f"--name {name!r}: expected {allowed}") from None
+    for option, path in (("--data", data), ("--heldout", heldout)):
+        if path is not None and not path.exists():
+            raise DataError(f"{option}: no such file: {path.absolute()}")
+
+    from . import engines
+
+    engines.join(address, name, data, heldout, state_dir, threads, model)

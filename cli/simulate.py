@@ -1,0 +1,50 @@
+"""`fedlora simulate`: a whole federation on this machine."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from .options import AsJson, NewRunDirectory, Overrides, RecipeArgument
+
+EXAMPLE = "Example: fedlora simulate demo --set train.steps=10 --compare"
+
+
+def simulate(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    run_dir: NewRunDirectory = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also run the rivals, and put the questions to each model."),
+    ] = False,
+    engine: Annotated[
+        Literal["inprocess", "flower", "ray"],
+        typer.Option(
+            help="Nodes take turns in this process, are processes of Flower, or actors of Ray."
+        ),
+    ] = "inprocess",
+    as_json: AsJson = False,
+) -> None:
+    """Play all nodes of a recipe, and its coordinator, on this machine."""
+    from fedlora.recipes.loading import load_recipe
+
+    loaded = load_recipe(recipe, overrides or ())
+
+    from . import compare as comparison
+    from . import engines
+    from .folders import new_run_directory
+    from .inspection import count_rows
+    from .progress import progress
+    from .tables import show
+
+    count_rows(loaded)
+    if compare:
+        comparison.require_questions(loaded)
+    folder = new_run_directory(loaded.name, run_dir)
+    with progress(as_json) as listener:
+        tally = comparison.Tally(listener)
+        run = engines.simulate(loaded, folder, engine, tally)
+        if compare:
+            compared = comparison.compare(run, tally)
+    if compare:
+        show(compared, as_json)

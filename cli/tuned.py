@@ -1,0 +1,47 @@
+"""Models to talk to: the untouched base of a recipe, and the head of a run on it."""
+
+from typing import TYPE_CHECKING
+
+from fedlora.adapters.errors import ModelError
+from fedlora.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from fedlora.server.rundir import RunDirectory
+
+
+def base(recipe: Recipe) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """The base model as it was before any training.
+
+    Raises:
+        ModelError: if the recipe's model does not write text.
+    """
+    from fedlora.models.loading import load_base, load_tokenizer
+    from fedlora.models.source import resolve
+
+    if recipe.model.task != "causal-lm":
+        raise ModelError(f"{recipe.name}: a {recipe.model.task} model does not write text")
+    folder = resolve(recipe.model.source)
+    return load_base(folder, recipe.model), load_tokenizer(folder)
+
+
+def tuned(
+    run: "RunDirectory", round: int | None = None
+) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
+    """The model of a head: base, all residuals up to the round folded in, and the adapter.
+
+    Raises:
+        RunError: if the run has no head of that round.
+        ModelError: if the run's model cannot be loaded, or does not write text.
+    """
+    from fedlora.models.lora import attach, fold_residuals, write_adapter
+
+    head = run.head(round)
+    model, tokenizer = base(run.recipe)
+    adapted = attach(model, run.recipe.lora, run.recipe.model)
+    for residuals in head.residuals:
+        fold_residuals(adapted, residuals)
+    write_adapter(adapted, head.adapter)
+    return adapted.eval(), tokenizer

@@ -1,1 +1,1 @@
-"""client."""
+"""The node: private data, training, and using the model that it receives."""

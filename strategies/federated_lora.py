@@ -20,21 +20,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedlora.adapters import Adapter, AdapterError, QuorumError, Residual, WireError
 from fedlora.adapters.mean import Missing, normalized
-from fedlora.protos import Head, describe, encode
+from fedlora.protos import encode
 
 from .admission import admit
 from .aggregate import aggregate, weighted_means
+from .exchange import Exchange
 from .heads import HeadRecord, HeadStore
-from .messages import (
-    adapter_payload,
-    content_bytes,
-    head_content,
-    metrics_of,
-    open_update,
-    pack,
-)
+from .messages import adapter_payload, content_bytes, metrics_of, open_update, pack
 from .observer import NodeReport, Observer, RoundReport
-from .participation import AnyNode, Participation, Roster, collect
+from .participation import AnyNode, Participation, Roster
 from .payloads import adapter_tensors, residual_tensors
 
 
@@ -97,14 +91,10 @@ class FederatedLoRA(Strategy):
         self.roster: Roster = roster or AnyNode()
         self.observer = observer or Observer()
         self.missing: Missing = missing
-        self.full_history = full_history
+        self._exchange = Exchange(self.heads, self.identity.task, full_history)
         self._timeout = 3600.0
         self._attempt = 0
-        self._asked: dict[int, str] = {}
-        self._origin: dict[str, int] = {}
         self._reasons = ""
-        self._bytes_down: dict[int, int] = {}
-        self._acknowledged: dict[int, int] = {}
         self._started = 0.0
 
     @abstractmethod
@@ -173,13 +163,7 @@ class FederatedLoRA(Strategy):
         )
 
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterable[Message]:
-        for node_id, reply in collect(grid, messages, self._timeout, self.participation.poll):
-            self._origin[reply.metadata.reply_to_message_id] = node_id
-            yield reply
-
-    def _node_of(self, reply: Message) -> int:
-        """The node that was asked: Flower's own error replies come from node 1, whoever failed."""
-        return self._origin.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        return self._exchange.replies(grid, messages, self._timeout, self.participation.poll)
 
     def _open(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The last committed head, or the initial adapter committed as round 0."""
@@ -196,38 +180,22 @@ class FederatedLoRA(Strategy):
     ) -> Iterable[Message]:
         """Draw nodes, and send each the head and the residuals that it lacks."""
         nodes = self.participation.gather(grid, self.roster)
-        self._asked = self.participation.draw(nodes, server_round, self._attempt)
+        drawn = self.participation.draw(nodes, server_round, self._attempt)
         self._started = time.monotonic()
-        self.observer.round_started(server_round, list(self._asked.values()))
-        return self._messages(MessageType.TRAIN, arrays, config)
+        self.observer.round_started(server_round, list(drawn.values()))
+        return self._messages(MessageType.TRAIN, drawn, arrays, config)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the head to every node: nodes that didn't train get the last residual too."""
-        self._asked = dict(self.roster.names(grid))
-        return self._messages(MessageType.EVALUATE, arrays, config)
+        return self._messages(MessageType.EVALUATE, self.roster.names(grid), arrays, config)
 
-    def _messages(self, kind: str, arrays: ArrayRecord, config: ConfigRecord) -> Iterable[Message]:
-        record = self.heads.record()
-        adapter = adapter_payload(arrays)
-        self._bytes_down = {}
-        for node_id in self._asked:
-            known = 0 if self.full_history else self._acknowledged.get(node_id, 0)
-            residuals = list(self.heads.residual_payloads(record.history[known:]))
-            head = Head(
-                run=record.run,
-                round=record.round,
-                base=record.base,
-                head=record.hash,
-                task=self.identity.task,
-                adapter=describe(adapter),
-                history=[bytes.fromhex(digest) for digest in record.history],
-                residuals=[describe(one) for one in residuals],
-            )
-            content = head_content(head, adapter, residuals, config)
-            self._bytes_down[node_id] = content_bytes(content)
-            yield Message(content, node_id, kind, ttl=self._timeout, group_id=str(record.round))
+    def _messages(
+        self, kind: str, nodes: Mapping[int, str], arrays: ArrayRecord, config: ConfigRecord
+    ) -> Iterable[Message]:
+        payload = adapter_payload(arrays)
+        return self._exchange.messages(kind, nodes, payload, config, self._timeout)
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -255,10 +223,10 @@ class FederatedLoRA(Strategy):
         head = self.heads.record()
         adapter = self.heads.adapter(head.round)
         admitted: dict[str, _Admitted] = {}
-        missing = dict(self._asked)
+        missing = dict(self._exchange.asked)
         refused: dict[str, str] = {}
         for reply in replies:
-            node_id = self._node_of(reply)
+            node_id = self._exchange.sender(reply)
             name = missing.pop(node_id, str(node_id))
             try:
                 if reply.has_error():
@@ -270,10 +238,10 @@ class FederatedLoRA(Strategy):
                     update, payload, head, adapter, admitted.keys(), self.missing, spool
                 )
             except (WireError, AdapterError) as error:
-                self._acknowledged[node_id] = 0  # what it holds is unknown now: send it all
+                self._exchange.settle(node_id, holds_head=False)
                 refused[name] = str(error)
                 continue
-            self._acknowledged[node_id] = len(head.history)
+            self._exchange.settle(node_id, holds_head=True)
             one = _Admitted(
                 node_id,
                 update.node,
@@ -285,12 +253,12 @@ class FederatedLoRA(Strategy):
             admitted[update.node] = one
             self.observer.replied(server_round, update.node, self._node_report(one, 0.0))
         for node_id, name in missing.items():
-            self._acknowledged[node_id] = 0
+            self._exchange.settle(node_id, holds_head=False)
             refused[name] = "no reply within the deadline"
         return [admitted[name] for name in sorted(admitted)], refused
 
     def _node_report(self, one: _Admitted, weight: float) -> NodeReport:
-        down = self._bytes_down.get(one.node_id, 0)
+        down = self._exchange.bytes_down.get(one.node_id, 0)
         return NodeReport(weight, one.metrics, one.bytes_up, down)
 
     def aggregate_evaluate(
@@ -299,14 +267,13 @@ class FederatedLoRA(Strategy):
         """Mean of the nodes' metrics, weighted by their examples; None if no node answered."""
         reports: dict[str, NodeReport] = {}
         for reply in replies:
-            node_id = self._node_of(reply)
-            name = self._asked.get(node_id, str(node_id))
+            node_id = self._exchange.sender(reply)
+            name = self._exchange.asked.get(node_id, str(node_id))
             if reply.has_error():
                 self.observer.refused(server_round, name, reply.error.reason or "no reason given")
                 continue
-            reports[name] = NodeReport(
-                0.0, metrics_of(reply), content_bytes(reply.content), self._bytes_down[node_id]
-            )
+            up, down = content_bytes(reply.content), self._exchange.bytes_down[node_id]
+            reports[name] = NodeReport(0.0, metrics_of(reply), up, down)
         self.observer.evaluated(server_round, reports)
         metrics = [report.metrics for _, report in sorted(reports.items())]
         means = weighted_means(metrics, [one.get("examples", 1.0) for one in metrics])

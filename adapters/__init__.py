@@ -1,26 +1,31 @@
 """What LoRA factors are and their algebra: exact mean, residual, folding, receipts.
 
 Needs torch alone: no Flower, no transformers. Everything else in fedlora stands on this package.
+Names are loaded when they are asked for, so that an error class costs no torch.
 """
 
-from .errors import (
-    AdapterError,
-    BaseMismatchError,
-    DataError,
-    EngineError,
-    FedloraError,
-    ModelError,
-    QuorumError,
-    RecipeError,
-    RunError,
-    WireError,
-)
-from .factors import Adapter, Factors
-from .fold import fold
-from .mean import exact_mean, mean_of_full, module_factors, module_names
-from .peft_state import from_peft, to_peft
-from .receipt import Receipt, aggregation_error, fold_error, weight_products
-from .residual import Residual, add
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        AdapterError,
+        BaseMismatchError,
+        DataError,
+        EngineError,
+        FedloraError,
+        ModelError,
+        QuorumError,
+        RecipeError,
+        RunError,
+        WireError,
+    )
+    from .factors import Adapter, Factors
+    from .folding import fold
+    from .mean import exact_mean, mean_of_full, module_factors, module_names
+    from .peft_state import from_peft, to_peft
+    from .receipt import Receipt, aggregation_error, fold_error, weight_products
+    from .residual import Residual, add
 
 __all__ = [
     "Adapter",
@@ -49,3 +54,14 @@ __all__ = [
     "to_peft",
     "weight_products",
 ]
+
+_MODULES = ("errors", "factors", "residual", "folding", "mean", "receipt", "peft_state")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(import_module(f".{module}", __name__)).get(name)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,25 +81,26 @@ def _rotate(
     blocks: Sequence[Tensor], shares: Sequence[float], dtype: torch.dtype, dim: int, factor: float
 ) -> tuple[Tensor, Tensor]:
     """The weighted mean of `blocks`, and their contrasts times `factor`, joined along `dim`."""
-    mean = _weighted_sum(blocks, shares)
+    total = _weighted_sum(blocks, shares)
+    mean = total.to(dtype, copy=True)
     size = list(mean.shape)
     rank = size[dim]
     size[dim] = rank * (len(blocks) - 1)
-    contrasts = mean.new_empty(size, dtype=dtype)
+    contrasts = mean.new_empty(size)
     if len(blocks) > 1:
         # The smallest weight as pivot keeps 1 - sqrt(w_p) away from zero.
         pivot = shares.index(min(shares))
         root = math.sqrt(shares[pivot])
-        centre = mean.sub(blocks[pivot].double(), alpha=root).div_(1 - root)
+        centre = total.sub_(blocks[pivot].double(), alpha=root).div_(1 - root)
         # The float64 centre in two float32 parts: a difference rounds relative to itself, so that
         # a contrast keeps its digits however close the nodes are, at the speed of float32.
-        high = centre.to(dtype)
-        low = (centre - high).to(dtype)
+        high = centre.to(dtype, copy=True)
+        low = centre.sub_(high).to(dtype)
         others = [index for index in range(len(blocks)) if index != pivot]
         for index, contrast in zip(others, contrasts.split(rank, dim), strict=True):
             torch.sub(blocks[index], high, out=contrast)
             contrast.sub_(low).mul_(factor * math.sqrt(shares[index]))
-    return mean.to(dtype), contrasts
+    return mean, contrasts
 
 
 def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

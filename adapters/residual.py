@@ -71,7 +71,9 @@ class Residual:
         """The transposed matrix, sharing memory."""
         return Residual(self.u.T) if self.v is None else Residual(self.v.T, self.u.T)
 
-    def recompressed(self, rank: int | None = None) -> tuple["Residual", float]:
+    def recompressed(
+        self, rank: int | None = None, consume: bool = False
+    ) -> tuple["Residual", float]:
         """The same matrix by its own singular vectors, cut to `rank` if given.
 
         The result depends (but for signs) on the product alone, so that no node's factors stand
@@ -83,6 +85,10 @@ class Residual:
         square the singular values, which is harmless since they are float64 and factors float32:
         only directions below 5e-8 of a factor's largest are lost.
 
+        Args:
+            rank: the most that the result may have; what the matrix has if not given.
+            consume: give up this residual, whose memory the result may take.
+
         Returns:
             The residual, and the share of its squared Frobenius norm that was dropped (0 to 1).
         """
@@ -92,27 +98,38 @@ class Residual:
             u, v = (eye, self.u) if out <= inner else (self.u, eye)
         else:
             u, v = self.u, self.v
-        lengths, vectors = _eigh(_gram(v))
-        k, k_inverse = vectors * lengths.sqrt(), (vectors / lengths.sqrt()).T
-        energy, w = _eigh(k.T @ _gram(u.T) @ k)
-        kept = int((energy > energy[:1] * torch.finfo(u.dtype).eps ** 2).sum())
-        kept = kept if rank is None else min(rank, kept)
-        dropped = float(energy[kept:].sum() / energy.sum()) if kept else 0.0
-        root = energy[:kept] ** 0.25  # each factor takes half of every singular value
-        left, right = k @ w[:, :kept] / root, root[:, None] * (w[:, :kept].T @ k_inverse)
-        return Residual(_product(left.T, u.T).T.contiguous(), _product(right, v)), dropped
+        left, right, dropped = _singular(u, v, rank)
+        reuse = consume and self.v is not None and len(right) == self.rank
+        made_u = u if reuse else u.new_empty(out, len(right))
+        made_v = v if reuse else v.new_empty(len(right), inner)
+        _multiply(left.T, u.T, made_u.T)
+        _multiply(right, v, made_v)
+        return Residual(made_u, made_v), dropped
 
 
-CHUNK = 512
+CHUNK = 256  # columns in float64 at a time, so that the memory is that of the result
 
 
 def _gram(wide: Tensor) -> Tensor:
-    """`wide @ wide.T` of a (q, n) matrix in float64, without a float64 copy of it."""
+    """`wide @ wide.T` of a (q, n) matrix, in float64."""
     gram = wide.new_zeros(len(wide), len(wide), dtype=torch.float64)
     for part in wide.split(CHUNK, dim=1):
         double = part.double()
         gram.addmm_(double, double.T)
     return gram
+
+
+def _singular(u: Tensor, v: Tensor, rank: int | None) -> tuple[Tensor, Tensor, float]:
+    """The q x p and p x q matrices that turn u and v into the factors, and the share dropped."""
+    lengths, vectors = _eigh(_gram(v))
+    k = vectors * lengths.sqrt()
+    energy, w = _eigh(k.T @ _gram(u.T) @ k)
+    kept = int((energy > energy[:1] * torch.finfo(u.dtype).eps ** 2).sum())
+    kept = kept if rank is None else min(rank, kept)
+    dropped = float(energy[kept:].sum() / energy.sum()) if kept else 0.0
+    root = energy[:kept] ** 0.25  # each factor takes half of every singular value
+    left = k @ w[:, :kept] / root
+    return left, (vectors / lengths.sqrt() @ w[:, :kept] * root).T, dropped
 
 
 def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,12 +139,10 @@ def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(0)[:kept], vectors.flip(1)[:, :kept]
 
 
-def _product(mix: Tensor, wide: Tensor) -> Tensor:
-    """`mix @ wide` computed in float64 and rounded once to the dtype of `wide` (q, n)."""
-    product = wide.new_empty(len(mix), wide.shape[1])
-    for made, part in zip(product.split(CHUNK, dim=1), wide.split(CHUNK, dim=1), strict=True):
+def _multiply(mix: Tensor, wide: Tensor, into: Tensor) -> None:
+    """`mix @ wide` of a (q, n) matrix, computed in float64 and rounded once."""
+    for part, made in zip(wide.split(CHUNK, dim=1), into.split(CHUNK, dim=1), strict=True):
         made.copy_(mix @ part.double())
-    return product
 
 
 def add(residuals: Sequence[Residual]) -> Residual:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fedlora.adapters import Adapter, AdapterError, Factors, ModelError, Residual, fold
-from fedlora.adapters.fold import FOLDABLE
+from fedlora.adapters.folding import FOLDABLE
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .loading import head_modules

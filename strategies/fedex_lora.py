@@ -18,5 +18,5 @@ class FedExLoRA(FederatedLoRA):
 
     def keep(self, residual: Residual) -> Residual | None:
         """The whole residual, in its own singular vectors so that no node's factors stand in it."""
-        compressed, _ = residual.recompressed()
+        compressed, _ = residual.recompressed(consume=True)
         return compressed.smaller_form() if compressed.rank else None

@@ -63,7 +63,7 @@ class TrainSection(Section):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     max_length: int = Field(512, ge=8, description="tokens; longer examples are cut and counted")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast, weights stay fp32")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 is autocast over fp32")
     threads: PositiveInt | None = Field(None, description="default: cores / nodes on this machine")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedlora.adapters.errors import EngineError, RecipeError
 from fedlora.recipes.schema import Recipe
-from fedlora.server.events import Listener, StepDone
+from fedlora.server.events import Listener, Notice, StepDone
 from fedlora.server.rundir import RunDirectory
 
 
@@ -55,7 +55,8 @@ def join(
     heldout: Path | None,
     state_dir: Path | None,
     threads: int | None,
-    model: str | None = None,
+    model: str | None,
+    listener: Listener,
 ) -> None:
     """Serve a coordinator as a node until its run is done."""
     from fedlora.client.node import NodePlace
@@ -66,7 +67,9 @@ def join(
     own = heldout.absolute() if heldout else None
     place = NodePlace(name, data.absolute(), own, state, threads, model)
     with supernode(place, address) as child:
-        serve(place, child)
+        listener(Notice(f"node {name} serves {address}; its log is {child.log}"))
+        serve(place, child, listener)
+        listener(Notice(f"node {name}: the run is done"))
 
 
 def _in_process(run: RunDirectory, listener: Listener) -> None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from .options import AsJson
+
 EXAMPLE = "Example: fedlora join 192.0.2.7:8000 --name clinic --data notes.jsonl"
 
 
@@ -50,6 +52,7 @@ def join(
         int | None,
         typer.Option(min=1, help="Threads to train with.", show_default="all cores"),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train with a coordinator's federation until its run is done."""
     from pydantic import ValidationError
@@ -70,5 +73,8 @@ def join(
             raise DataError(f"{option}: no such file: {path.absolute()}")
 
     from . import engines
+    from .progress import progress
 
-    engines.join(address, name, data, heldout, state_dir, threads, model)
+    source = str(Path(model).absolute()) if model and Path(model).exists() else model
+    with progress(as_json) as listener:
+        engines.join(address, name, data, heldout, state_dir, threads, source, listener)

@@ -106,7 +106,7 @@ def follow(run: RunDirectory, run_id: str, child: Child, listener: Listener) -> 
         FedloraError: of the class that stopped the coordinator's app.
         EngineError: if Flower lost the run.
     """
-    heard = time.monotonic()
+    heard, status = time.monotonic(), "running"
     for event in _events(run.path / "events.jsonl"):
         if event is not None:
             heard = time.monotonic()
@@ -116,10 +116,11 @@ def follow(run: RunDirectory, run_id: str, child: Child, listener: Listener) -> 
             if isinstance(event, RunDone):
                 time.sleep(FAREWELL)
                 return
+        elif status != "running":  # and what it wrote before it ended has been read by now
+            raise EngineError(f"the coordinator's app ended ({status}). {child.last_words()}")
         elif time.monotonic() - heard > SILENCE:
             child.check()
-            _check_alive(run, run_id, child)
-            heard = time.monotonic()
+            heard, status = time.monotonic(), _status(run, run_id)
 
 
 def _events(path: Path) -> Iterator[Event | None]:
@@ -139,11 +140,11 @@ def _events(path: Path) -> Iterator[Event | None]:
             time.sleep(0.2)
 
 
-def _check_alive(run: RunDirectory, run_id: str, child: Child) -> None:
+def _status(run: RunDirectory, run_id: str) -> str:
+    """What Flower says of the run: "running", or how it ended."""
     runs = _flwr(run, ["list", "fedlora", "--format", "json"]).get("runs", [])
-    status = next((one["status"] for one in runs if str(one["run-id"]) == run_id), "unknown")
-    if status.startswith("finished") or status == "unknown":
-        raise EngineError(f"the coordinator's app ended ({status}). {child.last_words()}")
+    status = next((str(one["status"]) for one in runs if str(one["run-id"]) == run_id), "unknown")
+    return status if status.startswith("finished") or status == "unknown" else "running"
 
 
 def _flwr(run: RunDirectory, arguments: list[str]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fedlora.adapters import errors
 from fedlora.client.node import NodePlace
-from fedlora.client.signals import DONE, FAILED
+from fedlora.client.signals import DONE, FAILED, STEP, clear, read_signal
 from fedlora.models.threads import share, thread_environment
+from fedlora.server.events import Listener, StepDone
 
 from .processes import FLOWER_ENVIRONMENT, Child, free_port
 
@@ -26,8 +27,7 @@ def supernode(place: NodePlace, address: str, local_nodes: int = 1) -> Child:
     """
     state = place.state
     state.mkdir(parents=True, exist_ok=True)
-    for stale in (DONE, FAILED):
-        (state / stale).unlink(missing_ok=True)
+    clear(state)
     threads = share(place.threads, local_nodes)
     values = {"name": place.name, "data": place.data, "state": state, "heldout": place.heldout}
     values |= {"model": place.model}
@@ -43,20 +43,23 @@ def supernode(place: NodePlace, address: str, local_nodes: int = 1) -> Child:
     return Child(command, environment, state / "node.log")
 
 
-def serve(place: NodePlace, child: Child) -> None:
-    """Wait until the run is done.
+def serve(place: NodePlace, child: Child, listener: Listener) -> None:
+    """Wait until the run is done, telling `listener` of each training step.
 
     Raises:
         FedloraError: of the class that keeps this node from taking part.
         EngineError: if the SuperNode ended; for one, because no coordinator answered.
     """
+    last = None
     while not (place.state / DONE).exists():
         child.check()
-        failure = place.state / FAILED
-        if failure.exists():
-            record = json.loads(failure.read_text())
-            if record["error"] in FATAL:
-                raise getattr(errors, record["error"])(record["message"])
+        failure = read_signal(place.state, FAILED)
+        if failure and failure["error"] in FATAL:
+            raise getattr(errors, failure["error"])(failure["message"])
+        step = read_signal(place.state, STEP)
+        if step and step != last:
+            listener(StepDone(place.name, **step))
+            last = step
         time.sleep(0.5)
     time.sleep(FAREWELL)
 

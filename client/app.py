@@ -18,7 +18,7 @@ from fedlora.strategies import open_head, reply_metrics, reply_update
 from fedlora.strategies.messages import open_hello, reply_introduction
 
 from .node import Node, NodePlace
-from .signals import signal_done, signal_failure
+from .signals import signal_done, signal_failure, signal_step
 
 RUN_DIRECTORY = "FEDLORA_RUN_DIR"  # set where nodes of a simulation are played
 
@@ -92,7 +92,7 @@ def place_of(config: Mapping[str, object]) -> NodePlace:
 
 @lru_cache(maxsize=64)
 def _node(place: NodePlace) -> Node:
-    return Node(place)
+    return Node(place, lambda name, report: signal_step(place.state, report))
 
 
 def _configured(context: Context) -> Node:

@@ -60,13 +60,14 @@ def join(
 ) -> None:
     """Serve a coordinator as a node until its run is done."""
     from fedlora.client.node import NodePlace
+    from fedlora.models.neighbours import counted
 
     from .supernode import default_state, serve, supernode
 
     state = (state_dir or default_state(name)).absolute()
     own = heldout.absolute() if heldout else None
     place = NodePlace(name, data.absolute(), own, state, threads, model)
-    with supernode(place, address) as child:
+    with counted(), supernode(place, address) as child:
         listener(Notice(f"node {name} serves {address}; its log is {child.log}"))
         serve(place, child, listener)
         listener(Notice(f"node {name}: the run is done"))
@@ -104,6 +105,7 @@ def _in_process(run: RunDirectory, listener: Listener) -> None:
 
 def _as_processes(run: RunDirectory, listener: Listener) -> None:
     from fedlora.client.node import NodePlace
+    from fedlora.models.threads import share
 
     from .processes import free_port
     from .superlink import follow, submit, superlink
@@ -117,9 +119,9 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
                 Path(section.data),
                 Path(section.heldout) if section.heldout else None,
                 run.path / "nodes" / section.name,
-                run.recipe.train.threads,
+                share(run.recipe.train.threads, len(run.recipe.node)),
             )
-            nodes.enter_context(supernode(place, f"127.0.0.1:{port}", len(run.recipe.node)))
+            nodes.enter_context(supernode(place, f"127.0.0.1:{port}"))
         follow(run, submit(run), child, listener)
 
 

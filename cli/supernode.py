@@ -17,27 +17,25 @@ FAREWELL = 5.0  # seconds in which the last reply leaves
 FATAL = ("BaseMismatchError", "DataError", "ModelError", "RecipeError")
 
 
-def supernode(place: NodePlace, address: str, local_nodes: int = 1) -> Child:
+def supernode(place: NodePlace, address: str) -> Child:
     """Start a node.
 
     Args:
         place: who it is.
         address: host:port of the coordinator.
-        local_nodes: nodes that share this machine's cores.
     """
     state = place.state
     state.mkdir(parents=True, exist_ok=True)
     clear(state)
-    threads = share(place.threads, local_nodes)
     values = {"name": place.name, "data": place.data, "state": state, "heldout": place.heldout}
-    values |= {"model": place.model}
+    values |= {"model": place.model, "threads": place.threads}
     config = [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value]
     command = ["flower-supernode", "--insecure", "--superlink", address]
     command += ["--port", str(free_port()), "--max-wait-time", str(PATIENCE)]
-    command += ["--node-config", " ".join([*config, f"threads={threads}"])]
+    command += ["--node-config", " ".join(config)]
     environment = {
         **FLOWER_ENVIRONMENT,
-        **thread_environment(threads),
+        **thread_environment(share(place.threads)),
         "FLWR_HOME": str(state / "flower"),
     }
     return Child(command, environment, state / "node.log")

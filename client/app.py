@@ -12,7 +12,6 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from fedlora.adapters import FedloraError, RecipeError
-from fedlora.models.threads import set_threads
 from fedlora.recipes.loading import load_recipe
 from fedlora.strategies import open_head, reply_metrics, reply_update
 from fedlora.strategies.messages import open_hello, reply_introduction
@@ -96,10 +95,7 @@ def _node(place: NodePlace) -> Node:
 
 
 def _configured(context: Context) -> Node:
-    place = place_of(context.node_config)
-    if place.threads:
-        set_threads(place.threads)
-    return _node(place)
+    return _node(place_of(context.node_config))
 
 
 app = make_app(_configured)

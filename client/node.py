@@ -12,11 +12,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedlora.adapters import Adapter, BaseMismatchError, WireError
+from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.loading import load_tokenizer
 from fedlora.models.lora import read_adapter
 from fedlora.models.source import resolve
+from fedlora.models.threads import set_threads
 from fedlora.models.tuned import TunedModel, shared
 from fedlora.protos import Hello, Introduction
 from fedlora.recipes.schema import Task
@@ -38,7 +40,7 @@ class NodePlace:
         data: private examples.
         heldout: own evaluation examples; otherwise a share of `data` is held out.
         state: folder for what it has received.
-        threads: torch threads; None for this machine's default.
+        threads: torch threads; None for what the task says, or a share of this machine's cores.
         model: where this node has the base, if not where the coordinator's recipe says.
     """
 
@@ -120,11 +122,18 @@ class Node:
 
     def _follow(self, head: ReceivedHead, task: Task) -> TunedModel:
         """This process's model, become the head."""
+        self._share_cores(task)
         self._check_base(task, head.proto.base)
         self._residuals.keep(head.residual_payloads)
         tuned = shared(self.place.source(task), task.model, task.lora)
         tuned.become(head.adapter, head.history, self._residuals.read)
         return tuned
+
+    def _share_cores(self, task: Task) -> None:
+        """Threads as this node or the task asks; else an equal share, if others run here too."""
+        others = neighbours.count()
+        if self.place.threads or task.train.threads or others:
+            set_threads(self.place.threads or task.train.threads, max(1, others))
 
     def _evaluate(self, tuned: TunedModel, data: NodeData, task: Task) -> dict[str, float]:
         if not data.heldout:

@@ -19,7 +19,7 @@ from fedlora.recipes.schema import Recipe
 from fedlora.strategies import STRATEGIES, Identity, Participation, pack, unpack
 from fedlora.strategies.heads import HeadStore
 
-from .events import Listener, RunDone, RunStarted
+from .events import Listener, Notice, RunDone, RunStarted
 from .reporting import Reporter
 from .roster import IntroducedNodes
 from .rundir import RunDirectory
@@ -27,9 +27,7 @@ from .rundir import RunDirectory
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-def coordinate(
-    grid: Grid, run: RunDirectory, listener: Listener, wait: float, poll: float
-) -> None:
+def coordinate(grid: Grid, run: RunDirectory, listener: Listener, wait: float, poll: float) -> None:
     """Lead the nodes behind `grid` through all rounds of the run.
 
     Args:
@@ -68,6 +66,9 @@ def coordinate(
     evaluation = own_evaluation(recipe, run.heads, reporter) if recipe.evaluate.data else None
     nodes = strategy.participation.gather(grid, roster)
     reporter.tell(RunStarted(recipe.name, tuple(sorted(nodes.values())), recipe.federation.rounds))
+    for one in roster.introductions():
+        cut = f", {one.truncated} cut to {recipe.train.max_length} tokens" * bool(one.truncated)
+        reporter.tell(Notice(f"{one.node}: {one.examples} examples, {one.heldout} held out{cut}"))
     strategy.start(
         grid,
         pack(initial),

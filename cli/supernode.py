@@ -53,6 +53,7 @@ def serve(place: NodePlace, child: Child, listener: Listener) -> None:
         child.check()
         failure = read_signal(place.state, FAILED)
         if failure and failure["error"] in FATAL:
+            time.sleep(FAREWELL)  # let the coordinator have the reason too
             raise getattr(errors, failure["error"])(failure["message"])
         step = read_signal(place.state, STEP)
         if step and step != last:

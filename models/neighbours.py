@@ -14,7 +14,6 @@ from .cache import cache_folder
 def counted() -> Iterator[None]:
     """Count this process as a node while the context lasts."""
     mark = cache_folder("running") / str(os.getpid())
-    mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     try:
         yield
@@ -34,5 +33,4 @@ def count() -> int:
 
 
 def _marks() -> list[Path]:
-    folder = cache_folder("running")
-    return [mark for mark in folder.iterdir() if mark.name.isdecimal()] if folder.exists() else []
+    return [mark for mark in cache_folder("running").iterdir() if mark.name.isdecimal()]

@@ -10,12 +10,14 @@ from torch import Tensor
 from .errors import AdapterError
 from .residual import Residual
 
-ROWS = 256  # folded at a time, so that no dense float64 matrix is ever built
 FOLDABLE = (torch.float32, torch.float64)
 
 
 def fold(weight: Tensor, residual: Residual, fan_in_fan_out: bool) -> None:
-    """Add `residual` to `weight` in place, rounded once from float64.
+    """Add `residual` to `weight` in place, in the weight's dtype and without a dense residual.
+
+    The product's rounding is to the residual what float32 is to its numbers, so to the weight it
+    is a thousandth of the rounding of the sum.
 
     Args:
         weight: (out, in), or (in, out) where `fan_in_fan_out` (GPT-2's Conv1D).
@@ -36,8 +38,9 @@ def fold(weight: Tensor, residual: Residual, fan_in_fan_out: bool) -> None:
             f"residual of shape {residual.shape} does not fit a weight of (out, in) = {stored}"
         )
     added = residual.transposed if fan_in_fan_out else residual
-    v = None if added.v is None else added.v.to(weight.device, torch.float64)
+    u = added.u.to(weight.device, weight.dtype)
     with torch.no_grad():
-        for part, u in zip(weight.split(ROWS), added.u.split(ROWS), strict=True):
-            rows = u.to(weight.device, torch.float64)
-            part.copy_(part.double() + (rows if v is None else rows @ v))
+        if added.v is None:
+            weight.add_(u)
+        else:
+            weight.addmm_(u, added.v.to(weight.device, weight.dtype))

@@ -1,5 +1,6 @@
 """`fedlora simulate`: a whole federation on this machine."""
 
+from contextlib import ExitStack
 from typing import Annotated, Literal
 
 import typer
@@ -41,10 +42,10 @@ def simulate(
     if compare:
         comparison.require_questions(loaded)
     folder = new_run_directory(loaded.name, run_dir)
-    with progress(as_json) as listener:
+    with progress(as_json) as listener, ExitStack() as stack:
         tally = comparison.Tally(listener)
-        run = engines.simulate(loaded, folder, engine, tally)
-        if compare:
-            compared = comparison.compare(run, tally)
-    if compare:
+        rivals = stack.enter_context(comparison.Rivals(loaded, folder)) if compare else None
+        engines.simulate(loaded, folder, engine, tally)
+        compared = rivals.compare(tally) if rivals else None
+    if compared:
         show(compared, as_json)

@@ -15,11 +15,10 @@ from fedlora.adapters import Adapter, BaseMismatchError, WireError
 from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
-from fedlora.models.loading import load_tokenizer
 from fedlora.models.lora import read_adapter
 from fedlora.models.source import resolve
 from fedlora.models.threads import set_threads
-from fedlora.models.tuned import TunedModel, shared
+from fedlora.models.tuned import TunedModel, shared, tokenizer_of
 from fedlora.protos import Hello, Introduction
 from fedlora.recipes.schema import Task
 from fedlora.strategies import ReceivedHead
@@ -171,5 +170,5 @@ def _node_data(place: NodePlace, task: Task) -> NodeData:
 def _load_data(place: NodePlace, task_json: str) -> NodeData:
     """A node's data are read once a task, however often a message names it."""
     task = Task.model_validate_json(task_json)
-    tokenizer = load_tokenizer(resolve(place.source(task)))
+    tokenizer = tokenizer_of(place.source(task))
     return NodeData.load(place.data, place.heldout, task, tokenizer, place.name)

@@ -4,14 +4,14 @@ A residual is part of the base that a node trains on, so one that was received i
 coordinator sends it once. Nodes on one machine may share a folder.
 """
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedlora.adapters import Residual, RunError, WireError
-from fedlora.protos import decode, describe
-from fedlora.strategies.payloads import read_residual_tensors
+from fedlora.strategies.payloads import FileTensors, read_residual_tensors
 
 
 class ResidualCache:
@@ -37,16 +37,17 @@ class ResidualCache:
             RunError: if they were never received, or the file was altered; the coordinator then
                 sends them all again.
         """
+        place = self._place(digest)
         try:
-            payload = self._place(digest).read_bytes()
+            with place.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise RunError(f"this node lacks the residual {digest[:12]}") from None
-        manifest = describe(payload)
-        if manifest.digest.hex() != digest:
-            self._place(digest).unlink()
+        if found != digest:
+            place.unlink()
             raise RunError(f"the residual {digest[:12]} on this node's disk was altered")
         try:
-            return read_residual_tensors(decode(payload, manifest))
+            return read_residual_tensors(FileTensors(place))
         except WireError as error:
             raise RunError(f"the residual {digest[:12]} can't be used: {error}") from None
 

@@ -42,7 +42,7 @@ class TunedModel:
         self._folder: Path = resolve(source)
         self._section, self._lora = model, lora
         self.base = fingerprint(self._folder)
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(self._folder)
+        self.tokenizer = tokenizer_of(source)
         self.model: PeftModel = self._load()
         self.history: list[str] = []
         self.fold_error = 0.0
@@ -94,3 +94,9 @@ class TunedModel:
 def shared(source: str, model: ModelSection, lora: LoraSection) -> TunedModel:
     """The one tuned model of this process; another task's replaces it."""
     return TunedModel(source, model, lora)
+
+
+@lru_cache(maxsize=1)
+def tokenizer_of(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, one for all nodes of this process."""
+    return load_tokenizer(resolve(source))

@@ -76,7 +76,7 @@ def find(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
         return path.absolute()
-    if path.is_dir():
+    if path.is_dir() and str(source) not in bundled.names():
         raise RecipeError(f"{path} is a folder; expected a recipe file (TOML)")
     if path.suffix or len(path.parts) > 1:
         raise RecipeError(f"no recipe file {path}; `fedlora recipes list` shows the bundled ones")

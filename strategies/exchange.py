@@ -25,6 +25,7 @@ class Exchange:
         self._heads, self._task, self._full_history = heads, task, full_history
         self._acknowledged: dict[int, int] = {}
         self._origin: dict[str, int] = {}
+        self._payloads: dict[str, bytes] = {}
         self.asked: dict[int, str] = {}
         self.bytes_down: dict[int, int] = {}
 
@@ -32,7 +33,7 @@ class Exchange:
         self, kind: str, nodes: Mapping[int, str], adapter: bytes, config: ConfigRecord, ttl: float
     ) -> Iterator[Message]:
         """A message with the latest head for each of `nodes`, made when it is asked for."""
-        self.asked, self.bytes_down = dict(nodes), {}
+        self.asked, self.bytes_down, self._payloads = dict(nodes), {}, {}
         return (self._message(kind, node_id, adapter, config, ttl) for node_id in self.asked)
 
     def replies(
@@ -56,7 +57,7 @@ class Exchange:
     ) -> Message:
         record = self._heads.record()
         known = 0 if self._full_history else self._acknowledged.get(node_id, 0)
-        residuals = list(self._heads.residual_payloads(record.history[known:]))
+        residuals = [self._payload(digest) for digest in record.history[known:]]
         head = Head(
             run=record.run,
             round=record.round,
@@ -70,3 +71,9 @@ class Exchange:
         content = head_content(head, adapter, residuals, config)
         self.bytes_down[node_id] = content_bytes(content)
         return Message(content, node_id, kind, ttl=ttl, group_id=str(record.round))
+
+    def _payload(self, digest: str) -> bytes:
+        """A residual, read once a round: the messages to all nodes share its bytes."""
+        if digest not in self._payloads:
+            (self._payloads[digest],) = self._heads.residual_payloads([digest])
+        return self._payloads[digest]

@@ -1,8 +1,8 @@
 """Aggregation: time, memory, error and bytes of the exact mean, against the other ways to it.
 
 `python benchmarks/aggregation.py`, on a quiet machine, writes `results/aggregation.json` and prints
-it as tables. The package chorus-fl takes part if it is installed. It decomposes dense matrices,
-which would take hours for a whole set: there its time is that of two modules, times their number.
+it as tables. The package chorus-fl takes part with ten nodes, if it is installed. It decomposes
+dense matrices, which would take hours for a whole set: there it is one square module's, times 224.
 """
 
 import multiprocessing
@@ -39,7 +39,7 @@ LAYERS = 32
 REPEATS = 7
 DENSE_LAYERS = 2  # methods of the other kind run on so many of the 32 equal layers
 CHORUS, DENSE, READ = "chorus-fl", "dense difference", "read"
-CHORUS_NODES = 10  # of the whole set; its decomposition takes as long for any number of nodes
+CHORUS_NODES = 10  # its decomposition takes minutes, and as long for any number of nodes
 OURS = {"exact mean": exact_mean, "exact mean, recompressed": recompressed}
 METHODS: dict[str, Callable[[list[Factors], list[float]], Aggregated]] = {
     **OURS,
@@ -117,8 +117,8 @@ def in_fresh_process(name: str, shape: tuple[int, int], nodes: int) -> Trial:
     return made
 
 
-def installed(name: str) -> bool:
-    return name != CHORUS or FedExLoRA is not None
+def takes_part(name: str, nodes: int) -> bool:
+    return name != CHORUS or (FedExLoRA is not None and nodes == CHORUS_NODES)
 
 
 def one_module(nodes: int) -> list[Row]:
@@ -129,7 +129,7 @@ def one_module(nodes: int) -> list[Row]:
         {name: lambda run=run: run(updates, weights) for name, run in timed.items()}, REPEATS
     )
     rows = []
-    for name in filter(installed, METHODS):
+    for name in (name for name in METHODS if takes_part(name, nodes)):
         cold = in_fresh_process(name, SQUARE, nodes)
         times = seconds.get(name, [cold.seconds] * REPEATS)
         rows.append(
@@ -181,29 +181,23 @@ def whole_set(nodes: int) -> list[Row]:
         for name in names
         if name != READ
     ]
-    if nodes == CHORUS_NODES and installed(CHORUS):
+    if takes_part(CHORUS, nodes):
         rows.append(chorus_set(nodes, total))
     return rows
 
 
 def chorus_set(nodes: int, total: Mapping[str, float]) -> Row:
-    """What chorus-fl would need: its decomposition of one module of each shape, times their count.
-
-    A wide module is taken for a tall one.
-    """
-    square, tall = (in_fresh_process(CHORUS, shape, nodes) for shape in (SQUARE, TALL))
-    squares = LLAMA_7B.count(SQUARE) * LAYERS
-    talls = len(LLAMA_7B) * LAYERS - squares
-    seconds = squares * square.seconds + talls * tall.seconds
+    """What chorus-fl would need at least: one square module, times the number of all modules."""
+    square, modules = in_fresh_process(CHORUS, SQUARE, nodes), len(LLAMA_7B) * LAYERS
     return Row(
         method=CHORUS,
-        seconds=seconds,
-        times_reading=seconds / total[READ],
-        faster_than_dense=total[DENSE] / seconds,
-        peak_over_input=tall.peak_over_input,
-        error=max(square.error, tall.error),
-        megabytes_to_send=(squares * square.bytes_to_send + talls * tall.bytes_to_send) / 1e6,
-        measured=f"2 of {squares + talls} modules",
+        seconds=modules * square.seconds,
+        times_reading=modules * square.seconds / total[READ],
+        faster_than_dense=total[DENSE] / (modules * square.seconds),
+        peak_over_input=square.peak_over_input,
+        error=square.error,
+        megabytes_to_send=modules * square.bytes_to_send / 1e6,
+        measured=f"1 of {modules} modules",
     )
 
 

@@ -70,12 +70,12 @@ def clinc150(data: Path, seed: int) -> Problem:
                 "labels": sorted(node_of),
             },
             "lora": {"rank": 8, "alpha": 16.0},
-            "train": {"steps": 20, "batch_size": 16, "learning_rate": 3e-3, "max_length": 64},
+            "train": {"steps": 15, "batch_size": 16, "learning_rate": 3e-3, "max_length": 64},
             "data": {"format": "classification", "heldout": 0.0},
-            "federation": {"rounds": 10},
+            "federation": {"rounds": 6},
         },
         nodes,
-        random.Random(seed).sample(rows, 1000),
+        random.Random(seed).sample(rows, 500),
     )
 
 
@@ -92,12 +92,12 @@ def e2e(data: Path, seed: int) -> Problem:
         {
             "model": {"source": "smollm2-135m"},
             "lora": {"rank": 8, "alpha": 16.0},
-            "train": {"steps": 6, "batch_size": 8, "learning_rate": 1e-3, "max_length": 192},
+            "train": {"steps": 4, "batch_size": 4, "learning_rate": 1e-3, "max_length": 192},
             "data": {"format": "instruction", "heldout": 0.0},
-            "federation": {"rounds": 5},
+            "federation": {"rounds": 4},
         },
         nodes,
-        random.Random(seed).sample(test, 150),
+        random.Random(seed).sample(test, 60),
     )
 
 

@@ -1,0 +1,125 @@
+"""Writes docs/measurements.md from the result files, so that no figure is typed by hand.
+
+python benchmarks/report.py
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "measurements.md"
+START = """# Measurements
+
+Made from `benchmarks/results/*.json` by `python benchmarks/report.py`; a test compares. Each file
+names the machine, the versions and the load it was made under. The machines were small and shared:
+trust ratios within one run more than seconds.
+"""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def demo(results: Any) -> str:
+    """Share of held-out questions answered."""
+    sites = list(next(iter(results["scores"].values())))
+    rows = []
+    for model, scores in results["scores"].items():
+        counts = [scores[site] for site in sites]
+        right, asked = (sum(one[key] for one in counts) for key in ("right", "asked"))
+        cells = [f"{one['right']}/{one['asked']}" for one in counts]
+        rows.append([model, *cells, f"{right}/{asked}"])
+    return (
+        f"`make demo` took {results['minutes']:.1f} minutes; its largest process held "
+        f"{results['peak_mb_of_a_process'] / 1000:.1f} GB; worst receipt {results['receipt']:.0e}. "
+        "Held-out questions answered:\n\n" + table(["model", *sites, "all"], rows)
+    )
+
+
+def aggregation(results: Any) -> str:
+    """One table for each problem and number of nodes."""
+    header = ["method", "seconds", "x reading", "faster than dense", "peak / input"]
+    header += ["error", "MB sent", "runs"]
+    parts = []
+    for name, rows in results.items():
+        cells = [
+            [
+                row["method"],
+                f"{row['seconds']:.3g}",
+                f"{row['times_reading']:.1f}",
+                f"{row['faster_than_dense']:.3g}",
+                f"{row['peak_over_input']:.2f}",
+                f"{row['error']:.0e}",
+                f"{row['megabytes_to_send']:.2f}",
+                row["measured"],
+            ]
+            for row in rows
+        ]
+        parts.append(f"**{name.replace('_', ' ')}**\n\n{table(header, cells)}")
+    return "\n\n".join(parts)
+
+
+def training(results: Any) -> str:
+    """Ratios of medians over interleaved runs."""
+    rows = [
+        [name, *(f"{value:.3g}" for value in found.values() if isinstance(value, float))]
+        for name, found in results.items()
+        if isinstance(found, dict)
+    ]
+    found = next(one for one in results.values() if isinstance(one, dict))
+    header = [key.replace("_", " ") for key, value in found.items() if isinstance(value, float)]
+    return table(["data", *header], rows)
+
+
+def memory(results: Any) -> str:
+    """Peak resident memory of one process."""
+    rows = [[count, f"{peak:.0f}"] for count, peak in results["peak_mb"].items()]
+    ratio = f"\n\nTwelve nodes against three: {results['ratio_12_to_3']:.2f}."
+    return table(["nodes", "peak MB"], rows) + ratio
+
+
+def learning(results: Any) -> str:
+    """Mean and standard deviation over seeds."""
+    parts = []
+    for problem, methods in results.items():
+        rows = []
+        for method, metrics in methods.items():
+            cells = [
+                f"{statistics.mean(values):.4f} ± {statistics.pstdev(values):.4f}"
+                for values in metrics.values()
+            ]
+            rows.append([method, len(next(iter(metrics.values()))), *cells])
+        names = list(next(iter(methods.values())))
+        parts.append(f"**{problem}**\n\n{table(['method', 'seeds', *names], rows)}")
+    return "\n\n".join(parts)
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "demo": ("The demo", demo),
+    "aggregation": ("Aggregation", aggregation),
+    "training": ("A node's training against a bare torch and PEFT loop", training),
+    "memory": ("Memory of a simulation in one process", memory),
+    "learning": ("Learning on real text", learning),
+}
+
+
+def page() -> str:
+    """The whole page, of the results that are there."""
+    parts = [START]
+    for name, (title, render) in SECTIONS.items():
+        path = HERE / "results" / f"{name}.json"
+        if path.exists():
+            content = json.loads(path.read_text())
+            machine = content["machine"]
+            place = f"{machine['cpu']}, {machine['threads']} threads, load {machine['load_before']}"
+            command = f"`python benchmarks/{name}.py` on {place}, seed {content['seed']}."
+            parts.append(f"## {title}\n\n{command}\n\n{render(content['results'])}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -201,8 +201,9 @@ def _work(job: _Job, questions: Mapping[str, list[Question]]) -> _Answers:
         rival = recipe.model_copy(update={"train": train})
         loaded = tuned(engines.simulate(rival, job.place, "inprocess", lambda event: None))
     asked = [question.question for group in questions.values() for question in group]
+    model, tokenizer = loaded
     replies = iter(
-        inference.generate(*loaded, asked, LONGEST_ANSWER, data_format=recipe.data.format)
+        inference.generate(model, tokenizer, asked, LONGEST_ANSWER, data_format=recipe.data.format)
     )
     return {site: [next(replies) for _ in group] for site, group in questions.items()}
 

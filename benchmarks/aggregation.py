@@ -230,7 +230,7 @@ def main() -> None:
             rows = measure(nodes)
             results[f"{kind}_{nodes}_nodes"] = [asdict(row) for row in rows]
             print(table(f"{title}, rank {RANK}, {nodes} nodes", rows), flush=True)
-    print(f"\nwritten: {record('aggregation', header, SEED, results)}")
+            print(f"\nwritten: {record('aggregation', header, SEED, results)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class Exchange:
         for node_id, reply in collect(grid, messages, seconds, poll):
             self._origin[reply.metadata.reply_to_message_id] = node_id
             yield reply
+        self._payloads = {}  # memory for the aggregation
 
     def sender(self, reply: Message) -> int:
         """The node that was asked: Flower's own error replies come from node 1, whoever failed."""

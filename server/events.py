@@ -135,9 +135,8 @@ def from_line(line: str) -> Event:
     """The event that `to_line` wrote."""
     fields = json.loads(line)
     kind = _KINDS[fields.pop("event")]
-    for name in ("nodes",):
-        if name in fields:
-            fields[name] = tuple(fields[name])
+    if "nodes" in fields:
+        fields["nodes"] = tuple(fields["nodes"])
     if "run_dir" in fields:
         fields["run_dir"] = Path(fields["run_dir"])
     event: Event = kind(**fields)

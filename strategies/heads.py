@@ -130,7 +130,13 @@ class HeadStore:
             yield _checked(places[digest], digest)
 
     def residuals(self, history: Sequence[str]) -> list[Mapping[str, Residual]]:
-        """The residuals with these digests, by module, one mapping a round."""
+        """The residuals with these digests, by module, one mapping a round, read when asked for.
+
+        Raises:
+            RunError: if one is missing or was altered.
+        """
+        for _ in self.residual_payloads(history):
+            pass  # each is checked as it is read, and let go
         places = dict(self._residual_files())
         return [read_residual_tensors(FileTensors(places[digest])) for digest in history]
 

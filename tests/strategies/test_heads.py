@@ -32,9 +32,7 @@ def test_F6_a_flipped_bit_is_found(heads_dir: Path, name: str) -> None:
     content[-3] ^= 4
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"was altered"):
-        heads.adapter_payload(2) if "adapter" in name else list(
-            heads.residual_payloads(heads.record().history)
-        )
+        heads.adapter(2) if "adapter" in name else heads.residuals(heads.record().history)
 
 
 def test_a_round_that_is_not_there_is_named(heads_dir: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from fedlora.adapters import errors
 from fedlora.adapters.errors import EngineError, FedloraError
 from fedlora.models.threads import share, thread_environment
+from fedlora.recipes.loading import RUN_DIRECTORY
 from fedlora.server.events import Event, Listener, RunDone, RunFailed, from_line
 from fedlora.server.rundir import RunDirectory
 
@@ -71,7 +72,7 @@ def superlink(run: RunDirectory, host: str, port: int, simulation: bool) -> Iter
         **FLOWER_ENVIRONMENT,
         **thread_environment(share(run.recipe.train.threads, max(1, len(run.recipe.node)))),
         "FLWR_HOME": str(home),
-        "FEDLORA_RUN_DIR": str(run.path),
+        RUN_DIRECTORY: str(run.path),
     }
     with Child(command, environment, run.path / "superlink.log") as child:
         wait_healthy(child, port, START)

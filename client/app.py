@@ -12,14 +12,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from fedlora.adapters import FedloraError, RecipeError
-from fedlora.recipes.loading import load_recipe
+from fedlora.recipes.loading import RUN_DIRECTORY, load_recipe
 from fedlora.strategies import open_head, reply_metrics, reply_update
 from fedlora.strategies.messages import open_hello, reply_introduction
 
 from .node import Node, NodePlace
 from .signals import signal_done, signal_failure, signal_step
-
-RUN_DIRECTORY = "FEDLORA_RUN_DIR"  # set where nodes of a simulation are played
 
 
 def make_app(node_of: Callable[[Context], Node]) -> ClientApp:

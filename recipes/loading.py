@@ -17,6 +17,8 @@ from . import bundled
 from .problems import explain
 from .schema import Recipe
 
+RUN_DIRECTORY = "FEDLORA_RUN_DIR"  # tells Flower's processes where the run and its recipe lie
+
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a file or of a bundled name, checked, with absolute data paths.

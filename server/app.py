@@ -7,12 +7,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedlora.adapters import FedloraError
+from fedlora.recipes.loading import RUN_DIRECTORY
 
 from .coordinator import coordinate
 from .events import RunFailed
 from .rundir import RunDirectory
 
-RUN_DIRECTORY = "FEDLORA_RUN_DIR"
 POLL = 0.5  # seconds
 
 app = ServerApp()

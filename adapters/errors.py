@@ -63,3 +63,9 @@ class RunError(FedloraError):
     """A run directory is missing, in use, or not what was expected."""
 
     exit_code = 11
+
+
+class IdentityError(FedloraError):
+    """A key, certificate or signature is missing, expired, or another party's."""
+
+    exit_code = 12

@@ -24,6 +24,7 @@ EXIT_CODES = {
     9: "Too few nodes came, or answered, within the deadline.",
     10: "A process of the federation could not be started, or died.",
     11: "A run directory is missing, in use, or not what was expected.",
+    12: "A key, certificate or signature is missing, expired, or another party's.",
     INTERRUPTED: "Interrupted by Ctrl-C.",
 }
 

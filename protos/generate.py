@@ -1,6 +1,6 @@
-"""Regenerates `messages_pb2.py` and `messages_pb2.pyi` from `messages.proto`.
+"""Regenerates the Python code of every .proto file in this folder.
 
-Run `python protos/generate.py` (needs grpcio-tools, in the `test` extra) after changing the .proto.
+Run `python protos/generate.py` (needs grpcio-tools, in the `test` extra) after changing one.
 """
 
 import sys
@@ -12,15 +12,20 @@ HERE = Path(__file__).resolve().parent
 def generate(destination: Path) -> None:
     """Write the generated code under `destination`/fedlora/protos.
 
+    A file with a `service` gets its gRPC code too.
+
     Raises:
         RuntimeError: if the protobuf compiler reports an error.
     """
     from grpc_tools import protoc
 
-    arguments = [f"-Ifedlora/protos={HERE}", f"--python_out={destination}"]
-    arguments += [f"--pyi_out={destination}", "fedlora/protos/messages.proto"]
-    if protoc.main(["protoc", *arguments]) != 0:
-        raise RuntimeError("protoc failed; its message stands above")
+    for source in sorted(HERE.glob("*.proto")):
+        arguments = [f"-Ifedlora/protos={HERE}", f"--python_out={destination}"]
+        arguments += [f"--pyi_out={destination}"]
+        if "\nservice " in source.read_text():
+            arguments += [f"--grpc_python_out={destination}"]
+        if protoc.main(["protoc", *arguments, f"fedlora/protos/{source.name}"]) != 0:
+            raise RuntimeError("protoc failed; its message stands above")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .factors import Adapter, Factors
     from .folding import fold
     from .mean import exact_mean, mean_of_full, module_factors, module_names
+    from .norms import change_norm
     from .peft_state import from_peft, to_peft
     from .receipt import Receipt, aggregation_error, fold_error, weight_products
     from .residual import Residual, add
@@ -46,6 +47,7 @@ __all__ = [
     "WireError",
     "add",
     "aggregation_error",
+    "change_norm",
     "exact_mean",
     "fold",
     "fold_error",
@@ -57,7 +59,7 @@ __all__ = [
     "weight_products",
 ]
 
-_MODULES = ("errors", "factors", "residual", "folding", "mean", "receipt", "peft_state")
+_MODULES = ("errors", "factors", "residual", "folding", "mean", "norms", "receipt", "peft_state")
 
 
 def __getattr__(name: str) -> Any:

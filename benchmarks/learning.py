@@ -70,7 +70,7 @@ def clinc150(data: Path, seed: int) -> Problem:
                 "labels": sorted(node_of),
             },
             "lora": {"rank": 8, "alpha": 16.0},
-            "train": {"steps": 40, "batch_size": 16, "learning_rate": 5e-3, "max_length": 64},
+            "train": {"steps": 10, "batch_size": 16, "learning_rate": 5e-3, "max_length": 64},
             "data": {"format": "classification", "heldout": 0.0},
             "federation": {"rounds": 20},
         },

@@ -94,6 +94,7 @@ def _in_process(run: RunDirectory, listener: Listener) -> None:
                 Path(section.data),
                 Path(section.heldout) if section.heldout else None,
                 run.path / "nodes",
+                model=run.recipe.model.source,
             ),
             on_step,
         )
@@ -120,6 +121,7 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
                 Path(section.heldout) if section.heldout else None,
                 run.path / "nodes" / section.name,
                 share(run.recipe.train.threads, len(run.recipe.node)),
+                run.recipe.model.source,
             )
             nodes.enter_context(supernode(place, f"127.0.0.1:{port}"))
         follow(run, submit(run), child, listener)

@@ -4,6 +4,7 @@ Of the private text nothing leaves: a node replies with factors and counted metr
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -11,14 +12,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedlora.adapters import Adapter, BaseMismatchError, WireError
+from fedlora.adapters import Adapter, BaseMismatchError, ModelError, WireError
 from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.lora import read_adapter
 from fedlora.models.source import resolve
 from fedlora.models.threads import set_threads
-from fedlora.models.tuned import TunedModel, shared, tokenizer_of
+from fedlora.models.tuned import FoldedWeights, TunedModel, shared, tokenizer_of
 from fedlora.protos import Hello, Introduction
 from fedlora.recipes.schema import Task
 from fedlora.strategies import ReceivedHead
@@ -27,6 +28,7 @@ from .data import NodeData
 from .residuals import ResidualCache
 from .training import StepReport, train_round
 
+NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # an alias, or owner/name of a model hub
 OnStep = Callable[[str, StepReport], None]
 
 
@@ -41,6 +43,7 @@ class NodePlace:
         state: folder for what it has received.
         threads: torch threads; None for what the task says, or a share of this machine's cores.
         model: where this node has the base, if not where the coordinator's recipe says.
+        keys: folder with this node's key and the coordinator's; None to sign and check nothing.
     """
 
     name: str
@@ -49,10 +52,38 @@ class NodePlace:
     state: Path
     threads: int | None = None
     model: str | None = None
+    keys: Path | None = None
 
     def source(self, task: Task) -> str:
-        """Where this node finds the base."""
+        """Where this node finds the base.
+
+        Raises:
+            ModelError: if the coordinator names a place on this machine or in the net.
+        """
+        if self.model is None and not NAME.fullmatch(task.model.source):
+            raise ModelError(
+                f"the coordinator names the model {task.model.source!r}; from outside, only a "
+                "model's name is taken, never a path or an address: say where this machine has "
+                "it with --model"
+            )
         return self.model or task.model.source
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a node made of a head.
+
+    Attributes:
+        adapter: as trained.
+        examples: that it was trained on.
+        metrics: counted on the way.
+        folded: what the frozen weights below it are; see `TunedModel.folded`.
+    """
+
+    adapter: Adapter
+    examples: int
+    metrics: dict[str, float]
+    folded: str
 
 
 class Node:
@@ -83,14 +114,12 @@ class Node:
             base=base,
             version=version,
             threads=threads,
+            nonce=hello.nonce,
+            held=[bytes.fromhex(digest) for digest in self._residuals.held()],
         )
 
-    def train(self, head: ReceivedHead) -> tuple[Adapter, int, dict[str, float]]:
-        """Evaluate the head, train from it, and hand out the adapter.
-
-        Returns:
-            The trained adapter, the number of training examples, and metrics.
-        """
+    def train(self, head: ReceivedHead) -> Trained:
+        """Evaluate the head, train from it, and hand out the adapter."""
         task = read_task(head.proto.task)
         tuned, data = self._follow(head, task), _node_data(self.place, task)
         metrics = self._evaluate(tuned, data, task)
@@ -110,23 +139,36 @@ class Node:
             "train_seconds": report.seconds,
             "fold_error": tuned.fold_error,
         }
-        return read_adapter(tuned.model), report.examples, metrics
+        return Trained(read_adapter(tuned.model), report.examples, metrics, tuned.folded)
 
-    def evaluate(self, head: ReceivedHead) -> dict[str, float]:
-        """Evaluate the head on this node's held-out examples."""
+    def evaluate(self, head: ReceivedHead) -> tuple[dict[str, float], str]:
+        """Evaluate the head on this node's held-out examples.
+
+        Returns:
+            Metrics, and what the frozen weights have become.
+        """
         task = read_task(head.proto.task)
         tuned, data = self._follow(head, task), _node_data(self.place, task)
         metrics = self._evaluate(tuned, data, task)
-        return metrics | {"examples": float(len(data.heldout)), "fold_error": tuned.fold_error}
+        metrics |= {"examples": float(len(data.heldout)), "fold_error": tuned.fold_error}
+        return metrics, tuned.folded
 
     def _follow(self, head: ReceivedHead, task: Task) -> TunedModel:
         """This process's model, become the head."""
         self._share_cores(task)
         self._check_base(task, head.proto.base)
-        self._residuals.keep(head.residual_payloads)
+        self._residuals.keep(head.folded_payloads)
         tuned = shared(self.place.source(task), task.model, task.lora)
-        tuned.become(head.adapter, head.history, self._residuals.read)
+        tuned.become(head.adapter, head.history, self._residuals.read, self._snapshot(head))
         return tuned
+
+    def _snapshot(self, head: ReceivedHead) -> FoldedWeights | None:
+        """What the coordinator sent, now or before, for the oldest residuals."""
+        announced = head.proto.snapshot
+        if not announced.covers:
+            return None
+        weights = self._residuals.read_tensors(announced.manifest.digest.hex())
+        return FoldedWeights(announced.covers, weights)
 
     def _share_cores(self, task: Task) -> None:
         """Threads as this node or the task asks; else an equal share, if others run here too."""

@@ -1,7 +1,7 @@
-"""The residuals that a node has received, on its disk, by their digest.
+"""What a node has received of the folded weights, on its disk, by digest.
 
-A residual is part of the base that a node trains on, so one that was received is kept: the
-coordinator sends it once. Nodes on one machine may share a folder.
+Residuals, and snapshots that stand for many of them, are part of the base that a node trains on,
+so they are kept: the coordinator sends each once. Nodes on one machine may share a folder.
 """
 
 import hashlib
@@ -9,6 +9,8 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from fedlora.adapters import Residual, RunError, WireError
 from fedlora.strategies.payloads import FileTensors, read_residual_tensors
@@ -30,12 +32,27 @@ class ResidualCache:
                     scratch.write(payload)
                 os.replace(scratch.name, self._place(digest))
 
+    def held(self) -> list[str]:
+        """Digests of what is here, unchecked."""
+        return sorted(path.stem for path in self._directory.glob("*.safetensors"))
+
     def read(self, digest: str) -> Mapping[str, Residual]:
         """The residuals of one round, by module.
 
         Raises:
             RunError: if they were never received, or the file was altered; the coordinator then
                 sends them all again.
+        """
+        try:
+            return read_residual_tensors(self.read_tensors(digest))
+        except WireError as error:
+            raise RunError(f"the residual {digest[:12]} can't be used: {error}") from None
+
+    def read_tensors(self, digest: str) -> Mapping[str, Tensor]:
+        """The tensors of a payload, each read when it is asked for.
+
+        Raises:
+            RunError: as `read`.
         """
         place = self._place(digest)
         try:
@@ -47,7 +64,7 @@ class ResidualCache:
             place.unlink()
             raise RunError(f"the residual {digest[:12]} on this node's disk was altered")
         try:
-            return read_residual_tensors(FileTensors(place))
+            return FileTensors(place)
         except WireError as error:
             raise RunError(f"the residual {digest[:12]} can't be used: {error}") from None
 

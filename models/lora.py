@@ -126,6 +126,26 @@ def fold_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) -> 
         fold(layers[name].get_base_layer().weight, residual, layers[name].fan_in_fan_out)
 
 
+def set_frozen_weights(peft_model: PeftModel, weights: Mapping[str, Tensor]) -> None:
+    """Replace frozen weights, in place, by ones that were folded elsewhere.
+
+    Args:
+        peft_model: with LoRA layers on these modules.
+        weights: by module, as the module stores them.
+
+    Raises:
+        AdapterError: if there is no such module, or a weight is of another shape or dtype.
+    """
+    layers = lora_layers(peft_model)
+    if unknown := sorted(set(weights) - set(layers)):
+        raise AdapterError(f"a folded weight is for {unknown[0]}, no target of the adapter")
+    with torch.no_grad():
+        for name, weight in weights.items():
+            own = layers[name].get_base_layer().weight
+            target, source = _fitting(f"{name}, folded weight", own, weight)
+            target.copy_(source)
+
+
 def check_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) -> None:
     """Check that residuals fit the model's modules; the model may be on the meta device.
 

@@ -4,11 +4,14 @@ Loading a base costs seconds and folding costs another, so a process keeps one a
 head to head. Nodes that share a process share it.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from peft import PeftModel
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedlora.adapters import Adapter, Residual, fold_error, weight_products
@@ -16,10 +19,30 @@ from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .fingerprint import fingerprint
 from .loading import load_base, load_tokenizer
-from .lora import attach, check_residuals, fold_residuals, lora_layers, write_adapter
+from .lora import (
+    attach,
+    check_residuals,
+    fold_residuals,
+    lora_layers,
+    set_frozen_weights,
+    write_adapter,
+)
 from .source import resolve
 
 _PROBE_SEED = 0
+
+
+@dataclass(frozen=True)
+class FoldedWeights:
+    """Frozen weights after a number of folds, which can be set instead of folding.
+
+    Attributes:
+        covers: how many residuals of the head's history are in them.
+        weights: by module, as stored; every module that was ever folded is among them.
+    """
+
+    covers: int
+    weights: Mapping[str, Tensor]
 
 
 class TunedModel:
@@ -46,12 +69,36 @@ class TunedModel:
         self.model: PeftModel = self._load()
         self.history: list[str] = []
         self.fold_error = 0.0
+        self._changed: set[str] = set()
+        self._folded: str | None = None
+
+    @property
+    def folded(self) -> str:
+        """SHA-256 of what the frozen weights have become: equal where the same was folded.
+
+        Over the base's fingerprint, and name and bytes of each weight that a fold has changed.
+        """
+        if self._folded is None:
+            digest = hashlib.sha256(self.base.encode())
+            for name, weight in self.frozen_weights().items():
+                digest.update(name.encode() + b"\0")
+                digest.update(weight.cpu().contiguous().numpy().data)
+            self._folded = digest.hexdigest()
+        return self._folded
+
+    def frozen_weights(self) -> dict[str, Tensor]:
+        """The weights that a fold has changed, by module, as stored; not copies."""
+        layers = lora_layers(self.model)
+        return {
+            name: layers[name].get_base_layer().weight.detach() for name in sorted(self._changed)
+        }
 
     def become(
         self,
         adapter: Adapter,
         history: Sequence[str],
         residual_of: Callable[[str], Mapping[str, Residual]],
+        snapshot: FoldedWeights | None = None,
     ) -> None:
         """Fold what is missing and set the adapter.
 
@@ -59,12 +106,18 @@ class TunedModel:
             adapter: the head's.
             history: digests of all residuals up to the head, oldest first.
             residual_of: gives the residuals of a digest, by module.
+            snapshot: stands for the oldest of them, if the model isn't past it already.
 
         Raises:
             AdapterError: if the head doesn't fit the model.
         """
         if list(history[: len(self.history)]) != self.history:
             self.model, self.history, self.fold_error = self._load(), [], 0.0
+            self._changed, self._folded = set(), None
+        if snapshot and snapshot.covers > len(self.history):
+            set_frozen_weights(self.model, snapshot.weights)
+            self.history = list(history[: snapshot.covers])
+            self._changed, self._folded = set(snapshot.weights), None
         for digest in history[len(self.history) :]:
             self._fold(residual_of(digest))
             self.history.append(digest)
@@ -79,6 +132,7 @@ class TunedModel:
             for name, layer in layers.items()
         }
         fold_residuals(self.model, residuals)
+        self._changed, self._folded = self._changed | set(residuals), None
         for name, layer in layers.items():
             weight = layer.get_base_layer().weight
             error = fold_error(

@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codec import Limits, decode, describe, encode, verify
     from .envelope import SigningKey, VerifyingKey
-    from .messages_pb2 import Head, Hello, Introduction, Manifest, TensorInfo, Update
+    from .messages_pb2 import (
+        Evaluation,
+        Head,
+        Hello,
+        Introduction,
+        Manifest,
+        Snapshot,
+        TensorInfo,
+        Update,
+    )
 
 __all__ = [
+    "Evaluation",
     "Head",
     "Hello",
     "Introduction",
     "Limits",
     "Manifest",
     "SigningKey",
+    "Snapshot",
     "TensorInfo",
     "Update",
     "VerifyingKey",

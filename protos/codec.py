@@ -7,8 +7,10 @@ they agree and stay within bounds.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import safetensors
 import safetensors.torch
@@ -32,9 +34,25 @@ class Limits:
 
 def encode(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors as safetensors bytes; the same tensors give the same bytes."""
-    return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    )
+    return safetensors.torch.save(_plain(tensors))
+
+
+def write(tensors: Mapping[str, Tensor], path: Path) -> str:
+    """Tensors to a file that is flushed to disk, without a second copy of them in memory.
+
+    Returns:
+        SHA-256 of the file, in hex: that of what `encode` gives.
+
+    Raises:
+        OSError: if the disk refuses.
+    """
+    try:
+        safetensors.torch.save_file(_plain(tensors), path)
+    except safetensors.SafetensorError as error:  # its way to say that the disk refuses
+        raise OSError(f"cannot write {path}: {error}") from None
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def describe(payload: bytes) -> Manifest:
@@ -83,6 +101,10 @@ def verify(payload: bytes, manifest: Manifest, limits: Limits) -> None:
         wrong = [one.name for one in found if announced.get(one.name) != one]
         wrong += sorted(announced.keys() - {one.name for one in found})
         raise WireError(f"payload and manifest differ in tensor(s) {wrong[:3]}")
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
 
 
 def _infos(payload: bytes) -> list[TensorInfo]:

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedlora.adapters.errors import IdentityError
 
-KINDS = frozenset({"head", "hello", "introduction", "update"})
+KINDS = frozenset({"evaluation", "head", "hello", "introduction", "update"})
 
 _PREFIX = b"fedlora signature v1"
 _ALGORITHM = ec.ECDSA(Prehashed(hashes.SHA384()))

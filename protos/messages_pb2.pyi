@@ -27,7 +27,7 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., size: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Head(_message.Message):
-    __slots__ = ("run", "round", "base", "head", "task", "adapter", "history", "residuals")
+    __slots__ = ("run", "round", "base", "head", "task", "adapter", "history", "residuals", "snapshot")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Head(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     RESIDUALS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     base: str
@@ -44,10 +45,26 @@ class Head(_message.Message):
     adapter: Manifest
     history: _containers.RepeatedScalarFieldContainer[bytes]
     residuals: _containers.RepeatedCompositeFieldContainer[Manifest]
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., base: _Optional[str] = ..., head: _Optional[str] = ..., task: _Optional[str] = ..., adapter: _Optional[_Union[Manifest, _Mapping]] = ..., history: _Optional[_Iterable[bytes]] = ..., residuals: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ...) -> None: ...
+    snapshot: Snapshot
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., base: _Optional[str] = ..., head: _Optional[str] = ..., task: _Optional[str] = ..., adapter: _Optional[_Union[Manifest, _Mapping]] = ..., history: _Optional[_Iterable[bytes]] = ..., residuals: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("manifest", "covers")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    COVERS_FIELD_NUMBER: _ClassVar[int]
+    manifest: Manifest
+    covers: int
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., covers: _Optional[int] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("run", "round", "base", "head", "node", "examples", "adapter")
+    __slots__ = ("run", "round", "base", "head", "node", "examples", "adapter", "metrics", "folded")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +72,8 @@ class Update(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     base: str
@@ -62,20 +81,47 @@ class Update(_message.Message):
     node: str
     examples: int
     adapter: Manifest
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., base: _Optional[str] = ..., head: _Optional[str] = ..., node: _Optional[str] = ..., examples: _Optional[int] = ..., adapter: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    folded: str
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., base: _Optional[str] = ..., head: _Optional[str] = ..., node: _Optional[str] = ..., examples: _Optional[int] = ..., adapter: _Optional[_Union[Manifest, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., folded: _Optional[str] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("run", "round", "head", "node", "metrics", "folded")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    head: str
+    node: str
+    metrics: _containers.ScalarMap[str, float]
+    folded: str
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[str] = ..., node: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., folded: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("run", "base", "task")
+    __slots__ = ("run", "base", "task", "nonce")
     RUN_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     run: str
     base: str
     task: str
-    def __init__(self, run: _Optional[str] = ..., base: _Optional[str] = ..., task: _Optional[str] = ...) -> None: ...
+    nonce: bytes
+    def __init__(self, run: _Optional[str] = ..., base: _Optional[str] = ..., task: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("node", "examples", "heldout", "truncated", "base", "version", "threads")
+    __slots__ = ("node", "examples", "heldout", "truncated", "base", "version", "threads", "nonce", "held")
     NODE_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     HELDOUT_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +129,8 @@ class Introduction(_message.Message):
     BASE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     node: str
     examples: int
     heldout: int
@@ -90,4 +138,6 @@ class Introduction(_message.Message):
     base: str
     version: str
     threads: int
-    def __init__(self, node: _Optional[str] = ..., examples: _Optional[int] = ..., heldout: _Optional[int] = ..., truncated: _Optional[int] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
+    nonce: bytes
+    held: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, node: _Optional[str] = ..., examples: _Optional[int] = ..., heldout: _Optional[int] = ..., truncated: _Optional[int] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., threads: _Optional[int] = ..., nonce: _Optional[bytes] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...

@@ -85,6 +85,9 @@ class FederationSection(Section):
     wait: float = Field(300.0, gt=0, description="seconds to wait for min_nodes to come")
     deadline: float = Field(1800.0, gt=0, description="seconds that a round may take")
     retries: int = Field(2, ge=0, description="times that a round without quorum is tried again")
+    max_norm_ratio: float = Field(
+        10.0, gt=1, description="times the median of its peers that an update may move the model"
+    )
     missing_modules: Literal["refuse", "zero"] = "refuse"
 
 

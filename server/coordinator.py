@@ -11,10 +11,12 @@ from fedlora.models.examples import encode
 from fedlora.models.files import read_rows
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.loading import empty_base
-from fedlora.models.lora import attach, initial_adapter
+from fedlora.models.lora import attach, initial_adapter, lora_layers
 from fedlora.models.source import resolve
 from fedlora.models.tuned import TunedModel, shared
 from fedlora.protos import Hello
+from fedlora.protos.envelope import SigningKey
+from fedlora.recipes.identity import recipe_fingerprint
 from fedlora.recipes.schema import Recipe
 from fedlora.strategies import STRATEGIES, Identity, Participation, pack, unpack
 from fedlora.strategies.heads import HeadStore
@@ -23,11 +25,21 @@ from .events import Listener, Notice, RunDone, RunStarted
 from .reporting import Reporter
 from .roster import IntroducedNodes
 from .rundir import RunDirectory
+from .snapshots import Snapshots
+
+SIGNING, NODES = "signing.key", "nodes"  # in the folder of keys
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-def coordinate(grid: Grid, run: RunDirectory, listener: Listener, wait: float, poll: float) -> None:
+def coordinate(
+    grid: Grid,
+    run: RunDirectory,
+    listener: Listener,
+    wait: float,
+    poll: float,
+    keys: Path | None = None,
+) -> None:
     """Lead the nodes behind `grid` through all rounds of the run.
 
     Args:
@@ -36,6 +48,7 @@ def coordinate(grid: Grid, run: RunDirectory, listener: Listener, wait: float, p
         listener: told of what happens.
         wait: seconds to wait for enough nodes; 0 where no other can come.
         poll: seconds between two looks for nodes or replies.
+        keys: folder with the coordinator's and the registered nodes' keys; None to sign nothing.
 
     Raises:
         FedloraError: if the model, the nodes or their number don't allow the run to go on.
@@ -44,26 +57,36 @@ def coordinate(grid: Grid, run: RunDirectory, listener: Listener, wait: float, p
     reporter = Reporter(run, listener)
     folder = resolve(recipe.model.source)
     base, task = fingerprint(folder), recipe.task.model_dump_json()
+    key = SigningKey.load(keys / SIGNING) if keys else None
     roster = IntroducedNodes(
         Hello(run=recipe.name, base=base, task=task),
         [node.name for node in recipe.node],
         recipe.federation.wait,
         lambda node, reason: reporter.refused(0, node, reason),
         poll,
+        key,
+        keys / NODES if keys else None,
     )
     strategy = STRATEGIES[recipe.federation.strategy](
         run.heads.directory,
         participation(recipe, wait, poll),
-        identity=Identity(recipe.name, base, task),
+        identity=Identity(recipe.name, base, task, recipe_fingerprint(recipe), key),
         roster=roster,
         observer=reporter,
         missing=recipe.federation.missing_modules,
         full_history=False,
     )
-    initial = initial_adapter(
-        attach(empty_base(folder, recipe.model), recipe.lora, recipe.model), recipe.seed
+    empty = attach(empty_base(folder, recipe.model), recipe.lora, recipe.model)
+    weights = sum(
+        4 * layer.get_base_layer().weight.numel() for layer in lora_layers(empty).values()
     )
+    snapshots = Snapshots(run.heads, recipe, weights)
     evaluation = own_evaluation(recipe, run.heads, reporter) if recipe.evaluate.data else None
+
+    def committed(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        snapshots.after(round)
+        return evaluation(round, arrays) if evaluation else None
+
     nodes = strategy.participation.gather(grid, roster)
     reporter.tell(RunStarted(recipe.name, tuple(sorted(nodes.values())), recipe.federation.rounds))
     for one in roster.introductions():
@@ -71,10 +94,10 @@ def coordinate(grid: Grid, run: RunDirectory, listener: Listener, wait: float, p
         reporter.tell(Notice(f"{one.node}: {one.examples} examples, {one.heldout} held out{cut}"))
     strategy.start(
         grid,
-        pack(initial),
+        pack(initial_adapter(empty, recipe.seed)),
         num_rounds=recipe.federation.rounds,
         timeout=recipe.federation.deadline,
-        evaluate_fn=evaluation,
+        evaluate_fn=committed,
     )
     reporter.tell(RunDone(run.path, run.heads.record().hash, reporter.receipt))
 
@@ -87,6 +110,7 @@ def participation(recipe: Recipe, wait: float, poll: float) -> Participation:
         sample=federation.sample,
         wait=wait,
         retries=federation.retries,
+        max_norm_ratio=federation.max_norm_ratio,
         seed=recipe.seed,
         poll=poll,
     )
@@ -104,7 +128,7 @@ def own_evaluation(recipe: Recipe, heads: HeadStore, reporter: Reporter) -> Eval
 
     def evaluation(round: int, arrays: ArrayRecord) -> MetricRecord:
         history = heads.record(round).history
-        tuned.become(unpack(arrays), history, lambda digest: heads.residuals([digest])[0])
+        tuned.become(unpack(arrays), history, heads.residuals)
         report = evaluate(tuned.model, encoded.examples, recipe.evaluate.batch_size)
         metrics = {"eval_loss": report.loss, "eval_accuracy": report.accuracy}
         reporter.coordinator_evaluated(round, metrics)

@@ -39,6 +39,10 @@ class Reporter(Observer):
         """Too few updates."""
         self.tell(Notice(f"round {round}, attempt {attempt + 1}: too few updates ({reason})"))
 
+    def recovered(self, damage: str) -> None:
+        """Part of the ledger was set aside."""
+        self.tell(Notice(damage))
+
     def round_done(self, report: RoundReport) -> None:
         """A round is committed."""
         self.receipt = max(self.receipt, report.receipt.worst)

@@ -4,7 +4,7 @@ recipe.toml     what was asked for, with every default and override written out
 versions.json   of Python, fedlora and what it stands on
 metrics.jsonl   one line a round: receipt by module, nodes, weights, metrics, bytes
 events.jsonl    what happened, in order
-heads/NNNN/     head.json, adapter.safetensors, residual.safetensors
+ledger/NNNN/    record.json, adapter.safetensors, residual.safetensors, see fedlora.strategies.heads
 """
 
 import json
@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedlora.adapters import Adapter, Residual, RunError
+from fedlora.recipes.identity import differences
 from fedlora.recipes.loading import dump, load_recipe
 from fedlora.recipes.schema import Recipe
 from fedlora.strategies.heads import HeadStore
@@ -40,7 +41,7 @@ class RunDirectory:
         """See `create` and `open`."""
         self.path = path
         self.recipe = recipe
-        self.heads = HeadStore(path / "heads")
+        self.heads = HeadStore(path / "ledger")
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunDirectory":
@@ -62,6 +63,26 @@ class RunDirectory:
         return cls(path, recipe)
 
     @classmethod
+    def resume(cls, path: Path, recipe: Recipe) -> "RunDirectory":
+        """The directory of a run that was begun with this recipe.
+
+        How long anyone is waited for may have changed; the new times count from now on.
+
+        Raises:
+            RunError: if it holds no run, or one of another recipe, naming each difference.
+        """
+        begun = cls.open(path).recipe
+        if different := differences(begun, recipe):
+            raise RunError(
+                f"{path} holds a run of another recipe, and can't be gone on with as this one: "
+                + "; ".join(different)
+            )
+        fresh = path / ".recipe.new"
+        fresh.write_text(dump(recipe), encoding="utf-8")
+        fresh.replace(path / "recipe.toml")
+        return cls(path, recipe)
+
+    @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """The directory of an existing run.
 
@@ -79,7 +100,7 @@ class RunDirectory:
             RunError: if there is no such head, or a file was altered.
         """
         record = self.heads.record(round)
-        residuals = tuple(self.heads.residuals(record.history))
+        residuals = tuple(self.heads.residuals(digest) for digest in record.history)
         return Head(record.round, self.heads.adapter(record.round), residuals)
 
     def log(self, event: Event) -> None:

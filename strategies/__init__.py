@@ -3,19 +3,13 @@
 from .federated_lora import FederatedLoRA, Identity
 from .fedex_lora import FedExLoRA
 from .fedit import FedIT
-from .heads import HeadRecord, HeadStore, head_hash
+from .heads import HeadStore
 from .inprocess import InProcessGrid
-from .messages import (
-    ReceivedHead,
-    metrics_of,
-    open_head,
-    pack,
-    reply_metrics,
-    reply_update,
-    unpack,
-)
+from .messages import ReceivedHead, open_head, reply_evaluation, reply_update
 from .observer import NodeReport, Observer, RoundReport
+from .packing import pack, unpack
 from .participation import Participation, Roster, collect
+from .records import HeadRecord, Proceedings, head_hash
 
 STRATEGIES: dict[str, type[FederatedLoRA]] = {rule.name: rule for rule in (FedExLoRA, FedIT)}
 
@@ -31,15 +25,15 @@ __all__ = [
     "NodeReport",
     "Observer",
     "Participation",
+    "Proceedings",
     "ReceivedHead",
     "Roster",
     "RoundReport",
     "collect",
     "head_hash",
-    "metrics_of",
     "open_head",
     "pack",
-    "reply_metrics",
+    "reply_evaluation",
     "reply_update",
     "unpack",
 ]

@@ -1,6 +1,7 @@
 """Admission: what an update must be before it is averaged. A refusal stops that update alone."""
 
-from collections.abc import Collection
+import statistics
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -9,8 +10,10 @@ from fedlora.adapters import Adapter, WireError
 from fedlora.adapters.mean import Missing
 from fedlora.protos import Limits, Update, verify
 
-from .heads import HeadRecord
 from .payloads import FileTensors, read_adapter_tensors
+from .records import HeadRecord
+
+SUBNORMAL_SHARE = 0.01  # of the numbers of a tensor; honest training hardly makes any
 
 
 def admit(
@@ -21,6 +24,7 @@ def admit(
     already: Collection[str],
     missing: Missing,
     spool: Path,
+    registered: int | None = None,
 ) -> Adapter:
     """Check an update against the head it should come from, and keep it on disk.
 
@@ -32,6 +36,7 @@ def admit(
         already: nodes whose update of this round is in.
         missing: whether an update may lack modules.
         spool: folder for admitted updates, so that memory does not grow with the nodes.
+        registered: how many examples the node said it has; None if it wasn't asked.
 
     Returns:
         The update's adapter, read from disk module by module.
@@ -40,6 +45,8 @@ def admit(
         WireError: with the reason of the refusal.
     """
     _check_envelope(update, head, already)
+    if registered is not None and update.examples > registered:
+        raise WireError(f"the update claims {update.examples} examples, the node has {registered}")
     verify(payload, update.adapter, Limits(payload_bytes=4 * _nbytes(adapter) + (1 << 20)))
     place = spool / f"{len(already):05d}.safetensors"
     place.write_bytes(payload)
@@ -50,6 +57,27 @@ def admit(
         place.unlink()
         raise
     return received
+
+
+def outliers(norms: Mapping[str, float], ratio: float) -> dict[str, str]:
+    """Updates that move the model much further than their peers do, and why they are refused.
+
+    Each is held against the median of the *others*, so that one of two can't drag the bar along.
+
+    Args:
+        norms: of each node's change, by name.
+        ratio: times that median which is still taken for honest.
+    """
+    found = {}
+    for name, norm in norms.items():
+        others = [other for peer, other in norms.items() if peer != name]
+        bar = ratio * statistics.median(others) if others else norm
+        if norm > bar > 0:
+            found[name] = (
+                f"the update moves the model by {norm:.3g}, more than {ratio:g} times the median "
+                f"of its peers ({bar / ratio:.3g}); see federation.max_norm_ratio"
+            )
+    return found
 
 
 def _check_envelope(update: Update, head: HeadRecord, already: Collection[str]) -> None:
@@ -99,6 +127,9 @@ def _check_numbers(name: str, tensor: torch.Tensor) -> None:
         raise WireError(f"{name}: {tensor.dtype}, expected floating point")
     if not bool(torch.isfinite(tensor).all()):
         raise WireError(f"{name}: NaN or infinite values")
+    tiny = (tensor != 0) & (tensor.abs() < torch.finfo(tensor.dtype).tiny)
+    if int(tiny.sum()) > SUBNORMAL_SHARE * tensor.numel():
+        raise WireError(f"{name}: {int(tiny.sum())} subnormal values, which no training makes")
 
 
 def _nbytes(adapter: Adapter) -> int:

@@ -1,40 +1,59 @@
 """One round's messages out and replies in: who was asked, who answered, and who holds what."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedlora.protos import Head, describe
+from fedlora.protos import Head, Manifest, Snapshot, describe
+from fedlora.protos.envelope import SigningKey
 
-from .heads import HeadStore
-from .messages import content_bytes, head_content
-from .participation import collect
+from .heads import HeadStore, checked
+from .messages import head_content
+from .packing import ADAPTER, content_bytes
+from .participation import Roster, collect
 
 
 class Exchange:
-    """Sends heads with the residuals that each node lacks, and takes replies.
+    """Sends heads with what each node lacks of the folded weights, and takes replies.
 
     Attributes:
         asked: names of the nodes of the current round, by node id.
         bytes_down: tensors sent to each of them.
     """
 
-    def __init__(self, heads: HeadStore, task: str, full_history: bool) -> None:
-        """Send heads from `heads`, with `task`; all residuals each time, if `full_history`."""
-        self._heads, self._task, self._full_history = heads, task, full_history
-        self._acknowledged: dict[int, int] = {}
+    def __init__(
+        self,
+        heads: HeadStore,
+        task: str,
+        roster: Roster,
+        full_history: bool,
+        key: SigningKey | None = None,
+    ) -> None:
+        """Send heads from `heads`, with `task`, signed if there is a key.
+
+        Args:
+            heads: the ledger.
+            task: what nodes are told to do.
+            roster: knows what a node held when it came.
+            full_history: send everything each time, to nodes that keep nothing.
+            key: of the coordinator.
+        """
+        self._heads, self._task, self._roster, self._key = heads, task, roster, key
+        self._full_history = full_history
+        self._held: dict[int, Collection[str]] = {}
         self._origin: dict[str, int] = {}
-        self._payloads: dict[str, bytes] = {}
+        self._payloads: dict[str, tuple[bytes, Manifest]] = {}
         self.asked: dict[int, str] = {}
         self.bytes_down: dict[int, int] = {}
 
     def messages(
-        self, kind: str, nodes: Mapping[int, str], adapter: bytes, config: ConfigRecord, ttl: float
+        self, kind: str, nodes: Mapping[int, str], config: ConfigRecord, ttl: float
     ) -> Iterator[Message]:
         """A message with the latest head for each of `nodes`, made when it is asked for."""
         self.asked, self.bytes_down, self._payloads = dict(nodes), {}, {}
-        return (self._message(kind, node_id, adapter, config, ttl) for node_id in self.asked)
+        return (self._message(kind, node_id, config, ttl) for node_id in self.asked)
 
     def replies(
         self, grid: Grid, messages: Iterable[Message], seconds: float, poll: float
@@ -43,7 +62,7 @@ class Exchange:
         for node_id, reply in collect(grid, messages, seconds, poll):
             self._origin[reply.metadata.reply_to_message_id] = node_id
             yield reply
-        self._payloads = {}  # memory for the aggregation
+        self._payloads, self._origin = {}, {}  # memory for the aggregation
 
     def sender(self, reply: Message) -> int:
         """The node that was asked: Flower's own error replies come from node 1, whoever failed."""
@@ -51,30 +70,55 @@ class Exchange:
 
     def settle(self, node_id: int, holds_head: bool) -> None:
         """Note what a node holds after its reply: everything up to the head, or who knows what."""
-        self._acknowledged[node_id] = len(self._heads.record().history) if holds_head else 0
+        self._held[node_id] = self._heads.record().history if holds_head else ()
 
-    def _message(
-        self, kind: str, node_id: int, adapter: bytes, config: ConfigRecord, ttl: float
-    ) -> Message:
+    def _message(self, kind: str, node_id: int, config: ConfigRecord, ttl: float) -> Message:
         record = self._heads.record()
-        known = 0 if self._full_history else self._acknowledged.get(node_id, 0)
-        residuals = [self._payload(digest) for digest in record.history[known:]]
         head = Head(
             run=record.run,
             round=record.round,
             base=record.base,
             head=record.hash,
             task=self._task,
-            adapter=describe(adapter),
             history=[bytes.fromhex(digest) for digest in record.history],
-            residuals=[describe(one) for one in residuals],
         )
-        content = head_content(head, adapter, residuals, config)
+        adapter, manifest = self._payload(self._heads.adapter_file(record.round), record.adapter)
+        head.adapter.CopyFrom(manifest)
+        payloads = {ADAPTER: adapter, **self._lacking(head, record.history, node_id)}
+        content = head_content(head, payloads, config, self._key)
         self.bytes_down[node_id] = content_bytes(content)
         return Message(content, node_id, kind, ttl=ttl, group_id=str(record.round))
 
-    def _payload(self, digest: str) -> bytes:
-        """A residual, read once a round: the messages to all nodes share its bytes."""
+    def _lacking(self, head: Head, history: Sequence[str], node_id: int) -> dict[str, bytes]:
+        """What a node lacks, by the cheaper way: the residuals, or a snapshot and those after it.
+
+        Written into `head`; returned as payloads by digest.
+        """
+        held = self._held.setdefault(node_id, self._roster.held(node_id))
+        held = () if self._full_history else held
+        log = {one: self._heads.residual_file(one) for one in history if one not in held}
+        files, snapshot = log, self._heads.snapshot(history) if log else None
+        if snapshot:
+            later = {one: path for one, path in log.items() if one in history[snapshot.covers :]}
+            own = {} if snapshot.digest in held else {snapshot.digest: snapshot.path}
+            if _size(own | later) < _size(log):
+                files = own | later
+                _, manifest = self._payload(snapshot.path, snapshot.digest)
+                head.snapshot.CopyFrom(Snapshot(manifest=manifest, covers=snapshot.covers))
+        payloads = {}
+        for digest, path in files.items():
+            payloads[digest], manifest = self._payload(path, digest)
+            if digest in log:
+                head.residuals.append(manifest)
+        return payloads
+
+    def _payload(self, path: Path, digest: str) -> tuple[bytes, Manifest]:
+        """A file's bytes, read once a round: the messages to all nodes share them."""
         if digest not in self._payloads:
-            (self._payloads[digest],) = self._heads.residual_payloads([digest])
+            content = checked(path, digest).read_bytes()
+            self._payloads[digest] = content, describe(content)
         return self._payloads[digest]
+
+
+def _size(files: Mapping[str, Path]) -> int:
+    return sum(path.stat().st_size for path in files.values())

@@ -5,12 +5,11 @@ and can't continue; so `start` is overridden, with the same signature. The subcl
 becomes of the residual.
 """
 
-import hashlib
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,18 +17,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedlora.adapters import Adapter, AdapterError, QuorumError, Residual, WireError
+from fedlora.adapters import BaseMismatchError, QuorumError, Residual
 from fedlora.adapters.mean import Missing, normalized
-from fedlora.protos import encode
+from fedlora.protos.envelope import SigningKey
 
-from .admission import admit
 from .aggregate import aggregate, weighted_means
 from .exchange import Exchange
-from .heads import HeadRecord, HeadStore
-from .messages import adapter_payload, content_bytes, metrics_of, open_update, pack
-from .observer import NodeReport, Observer, RoundReport
+from .heads import HeadStore
+from .intake import Admitted, Intake
+from .observer import Observer, RoundReport
+from .packing import pack, unpack
 from .participation import AnyNode, Participation, Roster
-from .payloads import adapter_tensors, residual_tensors
+from .records import AdmittedUpdate, Proceedings
+from .recovery import recover
+
+TAKEOVER = 60.0  # seconds for a killed coordinator's app to leave the ledger
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,15 @@ class Identity:
         run: its name; updates of another run are refused.
         base: fingerprint of the frozen weights; updates from another base are refused.
         task: what nodes are told to do, as JSON.
+        recipe: fingerprint of what was asked for; goes into the records.
+        key: that heads are signed with.
     """
 
     run: str = "run"
     base: str = ""
     task: str = ""
-
-
-@dataclass(frozen=True)
-class _Admitted:
-    node_id: int
-    name: str
-    examples: int
-    adapter: Adapter
-    metrics: Mapping[str, float]
-    bytes_up: int
+    recipe: str = ""
+    key: SigningKey | None = None
 
 
 class FederatedLoRA(Strategy):
@@ -91,7 +87,17 @@ class FederatedLoRA(Strategy):
         self.roster: Roster = roster or AnyNode()
         self.observer = observer or Observer()
         self.missing: Missing = missing
-        self._exchange = Exchange(self.heads, self.identity.task, full_history)
+        self._exchange = Exchange(
+            self.heads, self.identity.task, self.roster, full_history, self.identity.key
+        )
+        self._intake = Intake(
+            self.heads,
+            self._exchange,
+            self.roster,
+            self.observer,
+            self.missing,
+            self.participation.max_norm_ratio,
+        )
         self._timeout = 3600.0
         self._attempt = 0
         self._reasons = ""
@@ -129,9 +135,25 @@ class FederatedLoRA(Strategy):
 
         Raises:
             QuorumError: if too few nodes came or answered, in all attempts.
+            RunError: if another coordinator leads this run, or the disk refuses.
+            BaseMismatchError: if the run was begun on another base.
         """
         self._timeout = timeout
-        result = Result(arrays=self._open(initial_arrays))
+        with self.heads.locked(TAKEOVER):
+            return self._run(
+                grid, initial_arrays, num_rounds, train_config, evaluate_config, evaluate_fn
+            )
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
+        result = Result(arrays=self._begin(initial_arrays))
         evaluate = evaluate_fn or (lambda round, arrays: None)
         first = self.heads.record().round + 1
         for number in range(first - 1, num_rounds + 1):
@@ -165,13 +187,21 @@ class FederatedLoRA(Strategy):
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterable[Message]:
         return self._exchange.replies(grid, messages, self._timeout, self.participation.poll)
 
-    def _open(self, initial_arrays: ArrayRecord) -> ArrayRecord:
+    def _begin(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The last committed head, or the initial adapter committed as round 0."""
+        if damage := recover(self.heads):
+            self.observer.recovered(damage)
         if not self.heads.rounds():
-            payload = adapter_payload(initial_arrays)
-            record = HeadRecord(self.identity.run, 0, self.identity.base, _digest(payload))
-            self.heads.save(record, payload, None)
-        return pack(self.heads.adapter(self.heads.record().round))
+            proceedings = Proceedings(self.identity.recipe)
+            initial = unpack(initial_arrays)
+            self.heads.commit(self.identity.run, self.identity.base, initial, {}, proceedings)
+        record = self.heads.record()
+        if record.base != self.identity.base:
+            raise BaseMismatchError(
+                f"the run in {self.heads.directory} stands on the base {record.base}, this is "
+                f"{self.identity.base}; give the coordinator the same files as before"
+            )
+        return pack(self.heads.adapter(record.round))
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -183,19 +213,14 @@ class FederatedLoRA(Strategy):
         drawn = self.participation.draw(nodes, server_round, self._attempt)
         self._started = time.monotonic()
         self.observer.round_started(server_round, list(drawn.values()))
-        return self._messages(MessageType.TRAIN, drawn, arrays, config)
+        return self._exchange.messages(MessageType.TRAIN, drawn, config, self._timeout)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the head to every node: nodes that didn't train get the last residual too."""
-        return self._messages(MessageType.EVALUATE, self.roster.names(grid), arrays, config)
-
-    def _messages(
-        self, kind: str, nodes: Mapping[int, str], arrays: ArrayRecord, config: ConfigRecord
-    ) -> Iterable[Message]:
-        payload = adapter_payload(arrays)
-        return self._exchange.messages(kind, nodes, payload, config, self._timeout)
+        nodes = self.roster.names(grid)
+        return self._exchange.messages(MessageType.EVALUATE, nodes, config, self._timeout)
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -204,76 +229,23 @@ class FederatedLoRA(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Admit updates one by one, then aggregate module by module and commit the head."""
         with tempfile.TemporaryDirectory(prefix="fedlora-round-") as spool:
-            admitted, refused = self._admit(server_round, replies, Path(spool))
+            admitted, refused = self._intake.updates(server_round, replies, Path(spool))
             for name, reason in refused.items():
                 self.observer.refused(server_round, name, reason)
             self._reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
             if len(admitted) < self.participation.min_nodes:
                 self.observer.round_failed(server_round, self._attempt, self._reasons)
                 return None, None
-            report = self._aggregate(server_round, admitted, refused)
+            report = self._aggregate(admitted, refused)
         self.observer.round_done(report)
         arrays = pack(self.heads.adapter(server_round))
         return arrays, MetricRecord(dict(report.metrics))
-
-    def _admit(
-        self, server_round: int, replies: Iterable[Message], spool: Path
-    ) -> tuple[list[_Admitted], dict[str, str]]:
-        """Updates in order of the nodes' names, and the reasons of those refused or missing."""
-        head = self.heads.record()
-        adapter = self.heads.adapter(head.round)
-        admitted: dict[str, _Admitted] = {}
-        missing = dict(self._exchange.asked)
-        refused: dict[str, str] = {}
-        for reply in replies:
-            node_id = self._exchange.sender(reply)
-            name = missing.pop(node_id, str(node_id))
-            try:
-                if reply.has_error():
-                    raise WireError(reply.error.reason or f"error code {reply.error.code}")
-                update, payload = open_update(reply)
-                if not self.roster.is_called(node_id, update.node):
-                    raise WireError(f"the update is in the name of {update.node}")
-                received = admit(
-                    update, payload, head, adapter, admitted.keys(), self.missing, spool
-                )
-            except (WireError, AdapterError) as error:
-                self._exchange.settle(node_id, holds_head=False)
-                refused[name] = str(error)
-                continue
-            self._exchange.settle(node_id, holds_head=True)
-            one = _Admitted(
-                node_id,
-                update.node,
-                update.examples,
-                received,
-                metrics_of(reply),
-                content_bytes(reply.content),
-            )
-            admitted[update.node] = one
-            self.observer.replied(server_round, update.node, self._node_report(one, 0.0))
-        for node_id, name in missing.items():
-            self._exchange.settle(node_id, holds_head=False)
-            refused[name] = "no reply within the deadline"
-        return [admitted[name] for name in sorted(admitted)], refused
-
-    def _node_report(self, one: _Admitted, weight: float) -> NodeReport:
-        down = self._exchange.bytes_down.get(one.node_id, 0)
-        return NodeReport(weight, one.metrics, one.bytes_up, down)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Mean of the nodes' metrics, weighted by their examples; None if no node answered."""
-        reports: dict[str, NodeReport] = {}
-        for reply in replies:
-            node_id = self._exchange.sender(reply)
-            name = self._exchange.asked.get(node_id, str(node_id))
-            if reply.has_error():
-                self.observer.refused(server_round, name, reply.error.reason or "no reason given")
-                continue
-            up, down = content_bytes(reply.content), self._exchange.bytes_down[node_id]
-            reports[name] = NodeReport(0.0, metrics_of(reply), up, down)
+        reports = self._intake.evaluations(server_round, replies)
         self.observer.evaluated(server_round, reports)
         metrics = [report.metrics for _, report in sorted(reports.items())]
         means = weighted_means(metrics, [one.get("examples", 1.0) for one in metrics])
@@ -287,11 +259,10 @@ class FederatedLoRA(Strategy):
 
     # -- aggregating ---------------------------------------------------------------------------
 
-    def _aggregate(
-        self, server_round: int, admitted: list[_Admitted], refused: Mapping[str, str]
-    ) -> RoundReport:
+    def _aggregate(self, admitted: Sequence[Admitted], refused: Mapping[str, str]) -> RoundReport:
+        """Average, and commit the head with how it came about."""
         head = self.heads.record()
-        weights = normalized([float(one.examples) for one in admitted])
+        weights = normalized([float(one.update.examples) for one in admitted])
         made = aggregate(
             [one.adapter for one in admitted],
             weights,
@@ -300,25 +271,36 @@ class FederatedLoRA(Strategy):
             self.missing,
             self.participation.seed,
         )
-        payload = encode(adapter_tensors(made.adapter))
-        residual = encode(residual_tensors(made.residuals)) if made.residuals else None
-        history = (*head.history, _digest(residual)) if residual else head.history
-        record = HeadRecord(head.run, server_round, head.base, _digest(payload), history)
-        self.heads.save(record, payload, residual)
+        parts = {
+            one.name: AdmittedUpdate(
+                one.update.examples,
+                weight,
+                one.update.adapter.digest.hex(),
+                one.norm,
+                one.update.folded,
+            )
+            for one, weight in zip(admitted, weights, strict=True)
+        }
+        metrics = weighted_means([dict(one.update.metrics) for one in admitted], weights)
+        proceedings = Proceedings(
+            self.identity.recipe,
+            self._attempt,
+            tuple(self._exchange.asked.values()),
+            parts,
+            refused,
+            made.receipt.errors,
+            metrics,
+        )
+        record = self.heads.commit(head.run, head.base, made.adapter, made.residuals, proceedings)
         return RoundReport(
-            round=server_round,
+            round=record.round,
             head=record.hash,
             receipt=made.receipt,
             nodes={
-                one.name: self._node_report(one, weight)
-                for one, weight in zip(admitted, weights, strict=True)
+                one.name: replace(one.report, weight=parts[one.name].weight) for one in admitted
             },
             refused=refused,
-            metrics=weighted_means([one.metrics for one in admitted], weights),
-            residual_bytes=len(residual or b""),
+            metrics=metrics,
+            residual_bytes=sum(one.nbytes for one in made.residuals.values()),
             seconds=time.monotonic() - self._started,
         )
-
-
-def _digest(payload: bytes) -> str:
-    return hashlib.sha256(payload).hexdigest()

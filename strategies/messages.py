@@ -1,19 +1,14 @@
-"""Heads and updates as Flower messages: the one place that knows their layout.
+"""What coordinator and nodes say to each other, as Flower messages: the one place that knows."""
 
-A message's RecordDict holds a protobuf message as bytes in a ConfigRecord, the payloads that it
-describes as flat arrays in an ArrayRecord (hundreds of small arrays cost Flower four times as much
-as one), and metrics in a MetricRecord.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from google.protobuf.message import DecodeError
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedlora.adapters import Adapter, Residual, WireError
 from fedlora.protos import (
+    Evaluation,
     Head,
     Hello,
     Introduction,
@@ -24,32 +19,11 @@ from fedlora.protos import (
     encode,
     verify,
 )
+from fedlora.protos.envelope import SigningKey, VerifyingKey
 
-from .heads import head_hash
+from .packing import ADAPTER, SEALED, TENSORS, arrays, payload, seal, unseal
 from .payloads import adapter_tensors, read_adapter_tensors, read_residual_tensors
-
-STYPE = "fedlora.safetensors"
-_PROTO, _TENSORS, _METRICS, _ADAPTER = "fedlora", "tensors", "metrics", "adapter"
-
-
-def pack(adapter: Adapter) -> ArrayRecord:
-    """An adapter as Flower arrays: what `FedExLoRA.start` takes and what its result holds."""
-    return _arrays({_ADAPTER: encode(adapter_tensors(adapter))})
-
-
-def unpack(arrays: ArrayRecord) -> Adapter:
-    """The adapter that `pack` packed.
-
-    Raises:
-        WireError: if the record holds something else.
-    """
-    payload = _payload(arrays, _ADAPTER)
-    return read_adapter_tensors(decode(payload, describe(payload)))
-
-
-def adapter_payload(arrays: ArrayRecord) -> bytes:
-    """The safetensors bytes in a packed adapter."""
-    return _payload(arrays, _ADAPTER)
+from .records import head_hash
 
 
 @dataclass(frozen=True)
@@ -76,8 +50,8 @@ class ReceivedHead:
         parts = self.proto.base, self.history, self.proto.adapter.digest.hex()
         if head_hash(*parts) != self.proto.head:
             raise WireError(f"head {self.proto.head[:12]} is not made of the parts it came with")
-        payload = self.payloads.get(_ADAPTER, b"")
-        return read_adapter_tensors(decode(payload, self.proto.adapter, self.limits))
+        content = self.payloads.get(ADAPTER, b"")
+        return read_adapter_tensors(decode(content, self.proto.adapter, self.limits))
 
     @property
     def history(self) -> list[str]:
@@ -85,18 +59,20 @@ class ReceivedHead:
         return [digest.hex() for digest in self.proto.history]
 
     @property
-    def residual_payloads(self) -> dict[str, bytes]:
-        """The residuals that came along, by digest, each checked.
+    def folded_payloads(self) -> dict[str, bytes]:
+        """The residuals and the snapshot that came along, by digest, each checked.
 
         Raises:
-            WireError: if one was altered.
+            WireError: if one was altered, or is not announced.
         """
-        checked = {}
-        for manifest in self.proto.residuals:
-            digest = manifest.digest.hex()
-            verify(self.payloads.get(digest, b""), manifest, self.limits)
-            checked[digest] = self.payloads[digest]
-        return checked
+        announced = [*self.proto.residuals, self.proto.snapshot.manifest]
+        manifests = {manifest.digest.hex(): manifest for manifest in announced}
+        folded = {name: content for name, content in self.payloads.items() if name != ADAPTER}
+        for digest, content in folded.items():
+            if digest not in manifests:
+                raise WireError(f"payload {digest[:12]!r} is not announced in the head")
+            verify(content, manifests[digest], self.limits)
+        return folded
 
     @property
     def residuals(self) -> list[dict[str, Residual]]:
@@ -110,40 +86,56 @@ class ReceivedHead:
 
 
 def head_content(
-    head: Head, adapter: bytes, residuals: Sequence[bytes], config: ConfigRecord
+    head: Head, payloads: Mapping[str, bytes], config: ConfigRecord, key: SigningKey | None = None
 ) -> RecordDict:
-    """A head with its payloads, and `config` beside for the node's own use."""
-    payloads = {_ADAPTER: adapter}
-    for manifest, payload in zip(head.residuals, residuals, strict=True):
-        payloads[manifest.digest.hex()] = payload
-    return RecordDict(
-        {
-            _PROTO: ConfigRecord({"head": head.SerializeToString()}),
-            _TENSORS: _arrays(payloads),
-            "config": config,
-        }
-    )
+    """A head with its payloads by name, and `config` beside for the node's own use."""
+    sealed = seal("head", head, key)
+    return RecordDict({SEALED: sealed, TENSORS: arrays(payloads), "config": config})
 
 
-def open_head(message: Message, limits: Limits | None = None) -> ReceivedHead:
+def open_head(
+    message: Message, limits: Limits | None = None, trusted: VerifyingKey | None = None
+) -> ReceivedHead:
     """The head in a message from the coordinator.
 
+    Args:
+        message: as it came.
+        limits: what this node accepts.
+        trusted: the coordinator's key; None to look at no signature.
+
     Raises:
-        WireError: if the message holds none.
+        WireError: if the message holds no head.
+        IdentityError: if the head is not signed by the coordinator.
     """
-    proto = Head()
-    _parse(message.content, "head", proto)
-    arrays = message.content.array_records[_TENSORS]
-    payloads = {name: _payload(arrays, name) for name in arrays}
+    proto = unseal(message.content, "head", Head(), trusted)
+    record = message.content.array_records[TENSORS]
+    payloads = {name: payload(record, name) for name in record}
     return ReceivedHead(proto, payloads, limits or Limits())
 
 
 def reply_update(
-    message: Message, adapter: Adapter, *, node: str, examples: int, metrics: Mapping[str, float]
+    message: Message,
+    adapter: Adapter,
+    *,
+    node: str,
+    examples: int,
+    metrics: Mapping[str, float],
+    folded: str = "",
+    key: SigningKey | None = None,
 ) -> Message:
-    """A node's reply to a head: its trained adapter, signed off with whose and from which head."""
-    head = open_head(message).proto
-    payload = encode(adapter_tensors(adapter))
+    """A node's reply to a head: its trained adapter, signed off with whose and from which head.
+
+    Args:
+        message: with the head.
+        adapter: that was trained from it.
+        node: name of the node.
+        examples: that it was trained on; the update's weight.
+        metrics: counted by the node.
+        folded: what the node's frozen weights are; see `TunedModel.folded`.
+        key: of the node.
+    """
+    head = unseal(message.content, "head", Head())
+    content = encode(adapter_tensors(adapter))
     update = Update(
         run=head.run,
         round=head.round + 1,
@@ -151,101 +143,88 @@ def reply_update(
         head=head.head,
         node=node,
         examples=examples,
-        adapter=describe(payload),
+        adapter=describe(content),
+        metrics=metrics,
+        folded=folded,
     )
-    content = RecordDict(
-        {
-            _PROTO: ConfigRecord({"update": update.SerializeToString()}),
-            _TENSORS: _arrays({_ADAPTER: payload}),
-            _METRICS: MetricRecord(dict(metrics)),
-        }
-    )
-    return Message(content, reply_to=message)
+    sealed, tensors = seal("update", update, key), arrays({ADAPTER: content})
+    return Message(RecordDict({SEALED: sealed, TENSORS: tensors}), reply_to=message)
 
 
-def reply_metrics(message: Message, metrics: Mapping[str, float]) -> Message:
-    """A node's reply with metrics alone."""
-    return Message(RecordDict({_METRICS: MetricRecord(dict(metrics))}), reply_to=message)
-
-
-def open_update(message: Message) -> tuple[Update, bytes]:
-    """A node's update and its payload, both unchecked.
+def open_update(message: Message, trusted: VerifyingKey | None = None) -> tuple[Update, bytes]:
+    """A node's update and its payload, both unchecked but for the signature.
 
     Raises:
         WireError: if the message holds none.
+        IdentityError: if it is not signed by `trusted`.
     """
-    update = Update()
-    _parse(message.content, "update", update)
-    try:
-        return update, _payload(message.content.array_records[_TENSORS], _ADAPTER)
-    except KeyError:
-        raise WireError("the reply carries no tensors") from None
+    update = unseal(message.content, "update", Update(), trusted)
+    record = message.content.array_records.get(TENSORS)
+    if record is None:
+        raise WireError("the reply carries no tensors")
+    return update, payload(record, ADAPTER)
 
 
-def hello_content(hello: Hello) -> RecordDict:
+def reply_evaluation(
+    message: Message,
+    *,
+    node: str,
+    metrics: Mapping[str, float],
+    folded: str = "",
+    key: SigningKey | None = None,
+) -> Message:
+    """A node's reply with metrics of a head alone."""
+    head = unseal(message.content, "head", Head())
+    made = Evaluation(
+        run=head.run, round=head.round, head=head.head, node=node, metrics=metrics, folded=folded
+    )
+    return Message(RecordDict({SEALED: seal("evaluation", made, key)}), reply_to=message)
+
+
+def open_evaluation(message: Message, trusted: VerifyingKey | None = None) -> Evaluation:
+    """A node's evaluation of a head.
+
+    Raises:
+        WireError: if the message holds none.
+        IdentityError: if it is not signed by `trusted`.
+    """
+    return unseal(message.content, "evaluation", Evaluation(), trusted)
+
+
+def hello_content(hello: Hello, key: SigningKey | None = None) -> RecordDict:
     """The coordinator's first words to a node."""
-    return RecordDict({_PROTO: ConfigRecord({"hello": hello.SerializeToString()})})
+    return RecordDict({SEALED: seal("hello", hello, key)})
 
 
-def open_hello(message: Message) -> Hello:
+def open_hello(message: Message, trusted: VerifyingKey | None = None) -> Hello:
     """The coordinator's first words.
 
     Raises:
         WireError: if the message holds none.
+        IdentityError: if they are not signed by `trusted`.
     """
-    hello = Hello()
-    _parse(message.content, "hello", hello)
-    return hello
+    return unseal(message.content, "hello", Hello(), trusted)
 
 
-def reply_introduction(message: Message, introduction: Introduction) -> Message:
+def reply_introduction(
+    message: Message, introduction: Introduction, key: SigningKey | None = None
+) -> Message:
     """A node's reply to the coordinator's first words."""
-    record = ConfigRecord({"introduction": introduction.SerializeToString()})
-    return Message(RecordDict({_PROTO: record}), reply_to=message)
+    return Message(RecordDict({SEALED: seal("introduction", introduction, key)}), reply_to=message)
 
 
-def open_introduction(message: Message) -> Introduction:
+def open_introduction(
+    message: Message, key_of: Callable[[str], VerifyingKey | None] = lambda node: None
+) -> Introduction:
     """A node's introduction.
+
+    Args:
+        message: as it came.
+        key_of: the key of a node of this name; None to look at no signature.
 
     Raises:
         WireError: if the message holds none.
+        IdentityError: if it is not signed by the node that it names.
     """
-    introduction = Introduction()
-    _parse(message.content, "introduction", introduction)
-    return introduction
-
-
-def metrics_of(message: Message) -> dict[str, float]:
-    """The scalar metrics in a reply; empty if there are none."""
-    record = message.content.metric_records.get(_METRICS) or MetricRecord()
-    return {name: float(v) for name, v in record.items() if isinstance(v, int | float)}
-
-
-def content_bytes(content: RecordDict) -> int:
-    """Bytes of tensors in a message."""
-    return sum(len(a.data) for record in content.array_records.values() for a in record.values())
-
-
-def _arrays(payloads: Mapping[str, bytes]) -> ArrayRecord:
-    return ArrayRecord(
-        {
-            name: Array(dtype="uint8", shape=(len(payload),), stype=STYPE, data=payload)
-            for name, payload in payloads.items()
-        }
-    )
-
-
-def _payload(arrays: ArrayRecord, name: str) -> bytes:
-    array = arrays.get(name)
-    if array is None or array.stype != STYPE:
-        kind = "missing" if array is None else f"of type {array.stype!r}"
-        raise WireError(f"array {name!r} is {kind}; expected {STYPE!r} bytes, as `pack` makes them")
-    return array.data
-
-
-def _parse(content: RecordDict, key: str, into: Head | Update | Hello | Introduction) -> None:
-    raw = (content.config_records.get(_PROTO) or ConfigRecord()).get(key)
-    try:
-        into.ParseFromString(raw if isinstance(raw, bytes) else b"\xff")
-    except DecodeError:
-        raise WireError(f"the message carries no {key}, or not one of fedlora's") from None
+    claimed = unseal(message.content, "introduction", Introduction())
+    return unseal(message.content, "introduction", Introduction(), key_of(claimed.node))

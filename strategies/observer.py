@@ -70,5 +70,8 @@ class Observer:
     def round_failed(self, round: int, attempt: int, reason: str) -> None:
         """Too few updates came; the round may be tried again."""
 
+    def recovered(self, damage: str) -> None:
+        """Rounds of the ledger did not hold, and were set aside."""
+
     def evaluated(self, round: int, nodes: Mapping[str, NodeReport]) -> None:
         """Nodes evaluated a head."""

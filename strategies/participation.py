@@ -6,7 +6,7 @@ Flower's own sampler waits for nodes without end and draws from the process-wide
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,17 +14,34 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedlora.adapters import QuorumError
+from fedlora.protos.envelope import VerifyingKey
 
 
 class Roster(Protocol):
-    """Knows the nodes by name."""
+    """Knows the nodes by name, and what they said of themselves."""
 
     def names(self, grid: Grid) -> Mapping[int, str]:
         """The nodes that can be asked now: name by node id."""
         ...
 
+    def key(self, node_id: int) -> VerifyingKey | None:
+        """The key that this node signs with; None if nothing is signed."""
+        ...
+
     def is_called(self, node_id: int, name: str) -> bool:
         """Whether this node may answer under this name."""
+        ...
+
+    def examples(self, node_id: int) -> int | None:
+        """How many examples it said it has; None if it wasn't asked."""
+        ...
+
+    def held(self, node_id: int) -> Collection[str]:
+        """Digests of the residuals and snapshots that were on its disk when it came."""
+        ...
+
+    def lost(self, node_id: int) -> None:
+        """The node let a deadline pass, or failed: not to be asked before it is heard of again."""
         ...
 
     def absent(self) -> str:
@@ -39,9 +56,24 @@ class AnyNode:
         """All nodes that are connected."""
         return {node_id: str(node_id) for node_id in grid.get_node_ids()}
 
+    def key(self, node_id: int) -> VerifyingKey | None:
+        """Nothing is signed."""
+        return None
+
     def is_called(self, node_id: int, name: str) -> bool:
         """Any name will do."""
         return True
+
+    def examples(self, node_id: int) -> int | None:
+        """Nobody was asked."""
+        return None
+
+    def held(self, node_id: int) -> Collection[str]:
+        """Nothing, for all that is known."""
+        return ()
+
+    def lost(self, node_id: int) -> None:
+        """Flower drops nodes that are gone by itself."""
 
     def absent(self) -> str:
         """Nobody is expected by name."""
@@ -57,6 +89,7 @@ class Participation:
         sample: share of the nodes that train in a round.
         wait: seconds to wait for `min_nodes` to be there.
         retries: times that a round with too few updates is tried again.
+        max_norm_ratio: how many times the median of its peers an update may move the model.
         seed: of the sampling.
         poll: seconds between two looks for nodes or replies.
     """
@@ -65,6 +98,7 @@ class Participation:
     sample: float = 1.0
     wait: float = 300.0
     retries: int = 2
+    max_norm_ratio: float = 10.0
     seed: int = 0
     poll: float = 0.5
 

@@ -25,7 +25,7 @@ Dense = dict[str, torch.Tensor]
 def follow(tuned: TunedModel, run: RunDirectory, round: int) -> None:
     """Make `tuned` the head of a round."""
     history = run.heads.record(round).history
-    tuned.become(run.heads.adapter(round), history, lambda one: run.heads.residuals([one])[0])
+    tuned.become(run.heads.adapter(round), history, run.heads.residuals)
 
 
 def effective(tuned: TunedModel) -> Dense:

@@ -114,6 +114,6 @@ def test_T7_a_module_that_a_node_lacks_counts_as_no_change_if_declared(heads_dir
     only_q = spoiled(lambda a: replace(a, factors={"layer.q": a.factors["layer.q"]}))
     run(strategy, InProcessGrid(app({1: only_q}), 2), rounds=1)
     node, weight = moved(strategy.heads.adapter(0), 0, 1), 10 / 15
-    residuals = strategy.heads.residuals(strategy.heads.record().history)[0]
+    residuals = strategy.heads.residuals(strategy.heads.record().history[0])
     made = strategy.heads.adapter(1).factors["layer.v"].matrix() + residuals["layer.v"].matrix()
     torch.testing.assert_close(made, weight * node.factors["layer.v"].matrix())

@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message
 
 from fedlora.adapters import Adapter, Factors
-from fedlora.strategies import FedExLoRA, InProcessGrid, open_head, reply_update
+from fedlora.protos import SigningKey, VerifyingKey
+from fedlora.strategies import (
+    FedExLoRA,
+    InProcessGrid,
+    Participation,
+    open_head,
+    reply_update,
+)
 from fedlora.strategies.messages import open_update
+from fedlora.strategies.participation import AnyNode
 
 from .conftest import app, honest, moved, run
 
@@ -34,6 +44,13 @@ def with_factors(change: Callable[[Factors], Factors]) -> Spoil:
     return spoil
 
 
+def key_pair(path: Path) -> SigningKey:
+    """A new key."""
+    private = ec.generate_private_key(ec.SECP384R1())
+    path.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return SigningKey.load(path)
+
+
 def refusal(strategy: FedExLoRA, work: Callable[[Message, int], Message]) -> str:
     run(strategy, InProcessGrid(app({1: work}), 3), rounds=1)
     report = strategy.observer.reports[0]
@@ -50,6 +67,7 @@ def refusal(strategy: FedExLoRA, work: Callable[[Message, int], Message]) -> str
         (with_factors(lambda f: Factors(f.b[:5], f.a, f.scale)), "expected (12, 8)"),
         (with_factors(lambda f: Factors(f.b.to(int), f.a.to(int), f.scale)), "floating point"),
         (with_factors(lambda f: replace(f, scale=-1.0)), "scale -1.0"),
+        (with_factors(lambda f: replace(f, b=f.b * 1e-41)), "subnormal"),
         (lambda a: replace(a, factors={**a.factors, "layer.x": a.factors["layer.q"]}), "layer.x"),
         (lambda a: replace(a, factors={"layer.q": a.factors["layer.q"]}), "layer.v"),
         (lambda a: replace(a, full={}), "trained in full"),
@@ -67,6 +85,87 @@ def test_S5_example_counts_without_sense(heads_dir: Path, examples: int) -> None
         return reply_update(message, adapter, node="n1", examples=examples, metrics={})
 
     assert "examples" in refusal(FedExLoRA(heads_dir), work)
+
+
+class Registered(AnyNode):
+    """Every node has said that it has 11 examples."""
+
+    def examples(self, node_id: int) -> int:
+        return 11
+
+
+def test_S5_more_examples_than_the_node_registered(heads_dir: Path) -> None:
+    strategy = FedExLoRA(heads_dir, roster=Registered())
+    run(strategy, InProcessGrid(app(), 3), rounds=1)
+    report = strategy.observer.reports[0]
+    assert report.refused == {"3": "the update claims 12 examples, the node has 11"}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_an_update_that_goes_much_further_than_its_peers(heads_dir: Path, nodes: int) -> None:
+    def boosted(message: Message, node: int) -> Message:
+        head = open_head(message).adapter
+        honest_one = moved(head, node, 1)
+        factors = {
+            name: replace(one, b=head.factors[name].b + 100 * (one.b - head.factors[name].b))
+            for name, one in honest_one.factors.items()
+        }
+        return reply_update(
+            message, Adapter(factors, honest_one.full), node=f"n{node}", examples=5, metrics={}
+        )
+
+    strategy = FedExLoRA(heads_dir, Participation(min_nodes=1))
+    run(strategy, InProcessGrid(app({1: boosted}), nodes), rounds=1)
+    report = strategy.observer.reports[0]
+    assert "times the median of its peers" in report.refused["n1"]
+    assert set(report.nodes) == {f"n{node}" for node in range(nodes) if node != 1}
+    record = strategy.heads.record().proceedings
+    assert "times the median" in record.refused["n1"]  # it is in the ledger too
+
+
+def test_S8_an_update_under_another_nodes_signature(heads_dir: Path, tmp_path: Path) -> None:
+    keys = {f"n{node}": key_pair(tmp_path / f"n{node}") for node in range(3)}
+
+    class Signed(AnyNode):
+        def key(self, node_id: int) -> VerifyingKey:
+            return keys[f"n{node_id - 1}"].verifying
+
+    def signed(name: str) -> Callable[[Message, int], Message]:
+        def work(message: Message, node: int) -> Message:
+            adapter = moved(open_head(message).adapter, node, 1)
+            return reply_update(
+                message, adapter, node=f"n{node}", examples=5, metrics={}, key=keys[name]
+            )
+
+        return work
+
+    strategy = FedExLoRA(heads_dir, roster=Signed())
+    works = {0: signed("n0"), 1: signed("n0"), 2: signed("n2")}
+    run(strategy, InProcessGrid(app(works), 3), rounds=1)
+    report = strategy.observer.reports[0]
+    assert set(report.nodes) == {"n0", "n2"}
+    assert "signature" in report.refused["2"]
+
+
+def test_S9_a_byte_of_a_signed_update_altered_on_the_way(heads_dir: Path, tmp_path: Path) -> None:
+    key = key_pair(tmp_path / "n")
+
+    class Signed(AnyNode):
+        def key(self, node_id: int) -> VerifyingKey:
+            return key.verifying
+
+    def work(message: Message, node: int) -> Message:
+        adapter = moved(open_head(message).adapter, node, 1)
+        reply = reply_update(message, adapter, node=f"n{node}", examples=5, metrics={}, key=key)
+        if node == 1:
+            update, _ = open_update(reply)
+            update.examples = 500
+            reply.content["fedlora"]["update"] = update.SerializeToString()  # type: ignore[index]
+        return reply
+
+    strategy = FedExLoRA(heads_dir, roster=Signed())
+    run(strategy, InProcessGrid(app(dict.fromkeys(range(3), work)), 3), rounds=1)
+    assert "altered on its way" in strategy.observer.reports[0].refused["2"]
 
 
 def test_S6_two_updates_under_one_name(heads_dir: Path) -> None:

@@ -5,9 +5,7 @@ Of the private text nothing leaves: a node replies with factors and counted metr
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -24,35 +22,11 @@ from fedlora.recipes.schema import Task
 from fedlora.strategies import ReceivedHead
 
 from .data import NodeData
+from .place import NodePlace
 from .residuals import ResidualCache
 from .training import StepReport, train_round
 
 OnStep = Callable[[str, StepReport], None]
-
-
-@dataclass(frozen=True)
-class NodePlace:
-    """Who a node is and where its things lie.
-
-    Attributes:
-        name: by which the coordinator knows it.
-        data: private examples.
-        heldout: own evaluation examples; otherwise a share of `data` is held out.
-        state: folder for what it has received.
-        threads: torch threads; None for what the task says, or a share of this machine's cores.
-        model: where this node has the base, if not where the coordinator's recipe says.
-    """
-
-    name: str
-    data: Path
-    heldout: Path | None
-    state: Path
-    threads: int | None = None
-    model: str | None = None
-
-    def source(self, task: Task) -> str:
-        """Where this node finds the base."""
-        return self.model or task.model.source
 
 
 class Node:

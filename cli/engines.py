@@ -8,7 +8,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedlora.adapters.errors import EngineError, RecipeError
+from fedlora.adapters.errors import EngineError, RecipeError, RunError
 from fedlora.recipes.schema import Recipe
 from fedlora.server.events import Listener, Notice, StepDone
 from fedlora.server.rundir import RunDirectory
@@ -59,23 +59,31 @@ def join(
     listener: Listener,
 ) -> None:
     """Serve a coordinator as a node until its run is done."""
-    from fedlora.client.node import NodePlace
+    from filelock import FileLock, Timeout
+
+    from fedlora.client.place import NodePlace
     from fedlora.models.neighbours import counted
 
-    from .supernode import default_state, serve, supernode
+    from .processes import unhealthy
+    from .supernode import default_state, serve
 
     state = (state_dir or default_state(name)).absolute()
+    state.mkdir(parents=True, exist_ok=True)
     own = heldout.absolute() if heldout else None
     place = NodePlace(name, data.absolute(), own, state, threads, model)
-    with counted(), supernode(place, address) as child:
-        listener(Notice(f"node {name} serves {address}; its log is {child.log}"))
-        serve(place, child, listener)
-        listener(Notice(f"node {name}: the run is done"))
+    try:
+        with counted(), FileLock(state / "lock", timeout=0):
+            listener(Notice(f"node {name} serves {address}; its logs are in {state}"))
+            serve(place, address, lambda: unhealthy(f"http://{address}"), listener)
+            listener(Notice(f"node {name}: the run is done"))
+    except Timeout:
+        raise RunError(f"{state} is in use by another node; give this one a --state-dir") from None
 
 
 def _in_process(run: RunDirectory, listener: Listener) -> None:
-    from fedlora.client.app import make_app
-    from fedlora.client.node import Node, NodePlace
+    from fedlora.client.handlers import make_app
+    from fedlora.client.node import Node
+    from fedlora.client.place import NodePlace
     from fedlora.client.training import StepReport
     from fedlora.models.threads import set_threads
     from fedlora.server.coordinator import coordinate as lead
@@ -105,12 +113,12 @@ def _in_process(run: RunDirectory, listener: Listener) -> None:
 
 
 def _as_processes(run: RunDirectory, listener: Listener) -> None:
-    from fedlora.client.node import NodePlace
+    from fedlora.client.place import NodePlace
     from fedlora.models.threads import share
 
     from .processes import free_port
     from .superlink import follow, submit, superlink
-    from .supernode import supernode
+    from .supernode import supernode, worker
 
     port = free_port()
     with superlink(run, "127.0.0.1", port, simulation=False) as child, ExitStack() as nodes:
@@ -123,6 +131,7 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
                 share(run.recipe.train.threads, len(run.recipe.node)),
                 run.recipe.model.source,
             )
+            nodes.enter_context(worker(place))
             nodes.enter_context(supernode(place, f"127.0.0.1:{port}"))
         follow(run, submit(run), child, listener)
 

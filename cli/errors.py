@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 # Written out, because the tree of exceptions lies beside torch, which `--help` must not load;
 # a test holds both equal.
@@ -26,6 +27,7 @@ EXIT_CODES = {
     11: "A run directory is missing, in use, or not what was expected.",
     12: "A key, certificate or signature is missing, expired, or another party's.",
     INTERRUPTED: "Interrupted by Ctrl-C.",
+    TERMINATED: "Ended by SIGTERM.",
 }
 
 _AS_JSON = "fedlora.cli.json"

@@ -1,12 +1,15 @@
 """The entry of `fedlora`: which commands there are, in which order and group."""
 
+import signal
+import sys
 from importlib.metadata import version
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from . import config, coordinator, doctor, export, generate, join, recipes, simulate
-from .errors import EXIT_CODES, Commands
+from .errors import EXIT_CODES, TERMINATED, Commands
 
 RUN, USE, KNOW = "Run a federation", "Use the tuned model", "Recipes and machine"
 
@@ -60,7 +63,13 @@ app.add_typer(config.app, name="config", rich_help_panel=KNOW)
 
 def main() -> None:
     """What the installed script calls."""
+    signal.signal(signal.SIGTERM, _terminated)
     app()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """End as by an exception, so that child processes are stopped and files are closed."""
+    sys.exit(TERMINATED)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Child processes: started with a log, waited for with a limit, and never left behind."""
+"""Child processes: started with a log, waited for with a limit, and never left behind.
+
+Not even by a parent that is killed outright: beside each child sits a shell that waits for the end
+of a pipe, which the kernel closes when the parent dies, and then kills the child's group.
+"""
 
 import os
 import signal
@@ -6,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,16 +27,27 @@ FLOWER_ENVIRONMENT = {
 }
 
 
+_GUARD = 'read -r _; kill -s KILL -- "-$1"'
+
+
 class Child:
     """A process in a group of its own, its output in a file; stopped with all it started."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, name: str = ""
+    ) -> None:
         """Start `command`: a program of this Python's environment, and its arguments.
+
+        Args:
+            command: what to run.
+            environment: set besides this process's own.
+            log: gets the output.
+            name: for messages, if not that of the program.
 
         Raises:
             EngineError: if there is no such program.
         """
-        self.name, self.log = command[0], log
+        self.name, self.log = name or command[0], log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -44,6 +58,12 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._stopped = False
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)],
+            stdin=subprocess.PIPE,  # never written to
+            start_new_session=True,
+        )
 
     def __enter__(self) -> "Child":
         """Stop the process on leaving."""
@@ -58,32 +78,43 @@ class Child:
         """Stop the process, whatever happened."""
         self.stop()
 
+    def ended(self) -> str:
+        """How the process ended, with the end of its log; empty while it lives."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        return f"{self.name} ended with exit code {code}. {self.last_words()}"
+
     def check(self) -> None:
         """See that the process lives.
 
         Raises:
             EngineError: with the end of its log, if it has ended.
         """
-        code = self._process.poll()
-        if code is not None:
-            raise EngineError(f"{self.name} ended with exit code {code}. {self.last_words()}")
+        if reason := self.ended():
+            raise EngineError(reason)
 
     def last_words(self) -> str:
         """Where the log is, and how it ends."""
         lines = self.log.read_text(errors="replace").strip().splitlines()[-5:]
         return "\n  ".join([f"Its log {self.log} ends:", *lines])
 
-    def stop(self) -> None:
-        """End the process and its group."""
+    def stop(self, grace: float = GRACE) -> None:
+        """End the process and its group: ask, and kill what is left after `grace` seconds."""
+        if self._stopped:  # its number may be another process's by now
+            return
+        self._stopped = True
         for sign in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, sign)
             except ProcessLookupError:
                 break
             try:
-                self._process.wait(GRACE)
+                self._process.wait(grace)
             except subprocess.TimeoutExpired:
                 continue
+        self._guard.kill()
+        self._guard.communicate()
 
 
 def _path() -> str:
@@ -136,9 +167,16 @@ def wait_healthy(child: Child, port: int, seconds: float) -> None:
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         child.check()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
+        if not unhealthy(f"http://127.0.0.1:{port}"):
+            return
+        time.sleep(0.2)
     raise EngineError(f"{child.name} didn't answer within {seconds:g} s. {child.last_words()}")
+
+
+def unhealthy(url: str) -> str:
+    """Why a SuperLink can't be reached; empty if it answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2):
+            return ""
+    except OSError as error:
+        return str(getattr(error, "reason", None) or error)

@@ -1,68 +1,144 @@
-"""The node's side of Flower's deployment engine: a SuperNode that serves until the run is done."""
+"""The processes of a node: a worker that holds the model, and Flower's SuperNode before it.
+
+Both are kept going: they are started again when they end, and the worker is also when it hangs. A
+coordinator that is away is waited for, but not for ever.
+"""
 
 import json
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fedlora.adapters import errors
-from fedlora.client.node import NodePlace
-from fedlora.client.signals import DONE, FAILED, STEP, clear, read_signal
+from fedlora.adapters.errors import EngineError
+from fedlora.client.channel import SILENCE, START, look
+from fedlora.client.place import NodePlace
+from fedlora.client.private_socket import socket_path
 from fedlora.models.threads import share, thread_environment
-from fedlora.server.events import Listener, StepDone
+from fedlora.protos.worker_pb2 import Standing
+from fedlora.server.events import Listener, Notice, StepDone
 
 from .processes import FLOWER_ENVIRONMENT, Child, free_port
+from .supervision import Supervised
 
-PATIENCE = 300  # seconds to go on looking for a coordinator that doesn't answer
+PATIENCE = 300.0  # seconds to go on looking for a coordinator that doesn't answer
 FAREWELL = 5.0  # seconds in which the last reply leaves
 FATAL = ("BaseMismatchError", "DataError", "ModelError", "RecipeError")
+_PYTHON = (Path(sys.executable).name, "-P", "-m")
+
+
+def worker(place: NodePlace) -> Child:
+    """Start the process that holds a node's model."""
+    socket, config = socket_path(place.state), json.dumps(place.config())
+    return Child(
+        [*_PYTHON, "fedlora.client.worker", str(socket), config],
+        thread_environment(share(place.threads)),
+        place.state / "worker.log",
+        "the worker",
+    )
 
 
 def supernode(place: NodePlace, address: str) -> Child:
-    """Start a node.
+    """Start the process that speaks to the coordinator at `address` (host:port)."""
+    values = {"name": place.name, "worker": str(socket_path(place.state))}
+    config = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    command = [*_PYTHON, "fedlora.client.supernode", "--insecure", "--superlink", address]
+    command += ["--port", str(free_port()), "--node-config", " ".join(config)]
+    environment = {**FLOWER_ENVIRONMENT, "FLWR_HOME": str(place.state / "flower")}
+    return Child(command, environment, place.state / "node.log", "the SuperNode")
+
+
+def serve(
+    place: NodePlace,
+    address: str,
+    away: Callable[[], str],
+    listener: Listener,
+    patience: float = PATIENCE,
+) -> None:
+    """Take part until the run is done, telling `listener` of each training step.
 
     Args:
-        place: who it is.
+        place: who takes part.
         address: host:port of the coordinator.
-    """
-    state = place.state
-    state.mkdir(parents=True, exist_ok=True)
-    clear(state)
-    values = {"name": place.name, "data": place.data, "state": state, "heldout": place.heldout}
-    values |= {"model": place.model, "threads": place.threads}
-    config = [f"{key}={json.dumps(str(value))}" for key, value in values.items() if value]
-    command = ["flower-supernode", "--insecure", "--superlink", address]
-    command += ["--port", str(free_port()), "--max-wait-time", str(PATIENCE)]
-    command += ["--node-config", " ".join(config)]
-    environment = {
-        **FLOWER_ENVIRONMENT,
-        **thread_environment(share(place.threads)),
-        "FLWR_HOME": str(state / "flower"),
-    }
-    return Child(command, environment, state / "node.log")
-
-
-def serve(place: NodePlace, child: Child, listener: Listener) -> None:
-    """Wait until the run is done, telling `listener` of each training step.
+        away: says why the coordinator can't be reached; empty if it can.
+        listener: told of what happens.
+        patience: seconds without a coordinator, or without a process that lasts.
 
     Raises:
         FedloraError: of the class that keeps this node from taking part.
-        EngineError: if the SuperNode ended; for one, because no coordinator answered.
+        EngineError: when patience is over.
     """
-    last = None
-    while not (place.state / DONE).exists():
-        child.check()
-        failure = read_signal(place.state, FAILED)
-        if failure and failure["error"] in FATAL:
-            time.sleep(FAREWELL)  # let the coordinator have the reason too
-            raise getattr(errors, failure["error"])(failure["message"])
-        step = read_signal(place.state, STEP)
-        if step and step != last:
-            listener(StepDone(place.name, **step))
-            last = step
-        time.sleep(0.5)
-    time.sleep(FAREWELL)
+
+    def tell(text: str) -> None:
+        listener(Notice(f"node {place.name}: {text}"))
+
+    with (
+        Supervised(lambda: worker(place), patience, tell) as model,
+        Supervised(lambda: supernode(place, address), patience, tell) as node,
+    ):
+        contact, pulse, last = _Contact(away, address, patience), _Pulse(model, place), Standing()
+        while not (standing := pulse.take()).done:
+            model.tend()
+            node.tend()
+            contact.check(node)
+            if standing.failure.error in FATAL:
+                time.sleep(FAREWELL)  # let the coordinator have the reason too
+                raise getattr(errors, standing.failure.error)(standing.failure.message)
+            if standing.HasField("step") and standing.step != last.step:
+                step = standing.step
+                listener(
+                    StepDone(place.name, step.step, step.steps, step.loss, step.tokens_per_second)
+                )
+            last = standing
+            time.sleep(0.5)
+        time.sleep(FAREWELL)
 
 
 def default_state(name: str) -> Path:
     """Where a node keeps its state if it isn't told."""
     return Path.home() / ".local" / "state" / "fedlora" / name
+
+
+class _Pulse:
+    """Looks at the worker, and kills one that hangs."""
+
+    def __init__(self, model: Supervised, place: NodePlace) -> None:
+        self._model, self._socket = model, socket_path(place.state)
+        self._answered = 0.0
+        self._standing = Standing()
+
+    def take(self) -> Standing:
+        """How things stand, as far as is known."""
+        found, now = look(self._socket, seconds=2.0), time.monotonic()
+        if found is not None:
+            self._standing, self._answered = found, now
+        elif now > max(self._answered + SILENCE, self._model.since + START):
+            self._model.kill(f"it hasn't answered for {SILENCE:g} s")
+        return self._standing
+
+
+class _Contact:
+    """Watches for how long the coordinator is away."""
+
+    def __init__(self, away: Callable[[], str], address: str, patience: float) -> None:
+        self._away, self._address, self._patience = away, address, patience
+        self._heard = self._looked = time.monotonic()
+
+    def check(self, node: Supervised) -> None:
+        """Ask now and then.
+
+        Raises:
+            EngineError: if the coordinator has been away for too long.
+        """
+        now = time.monotonic()
+        if now - self._looked < 5.0:
+            return
+        self._looked, reason = now, self._away()
+        if not reason:
+            self._heard = now
+        elif now - self._heard > self._patience:
+            raise EngineError(
+                f"no coordinator answered at {self._address} for {self._patience:g} s: {reason}; "
+                f"see that it runs, then join again. {node.child.last_words()}"
+            )

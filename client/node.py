@@ -4,15 +4,13 @@ Of the private text nothing leaves: a node replies with factors and counted metr
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedlora.adapters import Adapter, BaseMismatchError, ModelError, WireError
+from fedlora.adapters import Adapter, BaseMismatchError, WireError
 from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
@@ -25,48 +23,11 @@ from fedlora.recipes.schema import Task
 from fedlora.strategies import ReceivedHead
 
 from .data import NodeData
+from .place import NodePlace
 from .residuals import ResidualCache
 from .training import StepReport, train_round
 
-NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # an alias, or owner/name of a model hub
 OnStep = Callable[[str, StepReport], None]
-
-
-@dataclass(frozen=True)
-class NodePlace:
-    """Who a node is and where its things lie.
-
-    Attributes:
-        name: by which the coordinator knows it.
-        data: private examples.
-        heldout: own evaluation examples; otherwise a share of `data` is held out.
-        state: folder for what it has received.
-        threads: torch threads; None for what the task says, or a share of this machine's cores.
-        model: where this node has the base, if not where the coordinator's recipe says.
-        keys: folder with this node's key and the coordinator's; None to sign and check nothing.
-    """
-
-    name: str
-    data: Path
-    heldout: Path | None
-    state: Path
-    threads: int | None = None
-    model: str | None = None
-    keys: Path | None = None
-
-    def source(self, task: Task) -> str:
-        """Where this node finds the base.
-
-        Raises:
-            ModelError: if the coordinator names a place on this machine or in the net.
-        """
-        if self.model is None and not NAME.fullmatch(task.model.source):
-            raise ModelError(
-                f"the coordinator names the model {task.model.source!r}; from outside, only a "
-                "model's name is taken, never a path or an address: say where this machine has "
-                "it with --model"
-            )
-        return self.model or task.model.source
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ so they are kept: the coordinator sends each once. Nodes on one machine may shar
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 from torch import Tensor
 
 from fedlora.adapters import Residual, RunError, WireError
@@ -20,17 +20,24 @@ class ResidualCache:
     """Residual payloads in files named after their SHA-256."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep them in `directory`, which is made when needed."""
+        """Keep them in `directory`, which is made when needed.
+
+        What a process left that died while writing is cleared away.
+        """
         self._directory = directory
+        for part in directory.glob("*.part"):
+            writer = int(part.stem.rpartition(".")[2])
+            if writer == os.getpid() or not psutil.pid_exists(writer):
+                part.unlink(missing_ok=True)
 
     def keep(self, payloads: Mapping[str, bytes]) -> None:
         """Store checked payloads, by digest; each file appears whole or not at all."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for digest, payload in payloads.items():
             if not self._place(digest).exists():
-                with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as scratch:
-                    scratch.write(payload)
-                os.replace(scratch.name, self._place(digest))
+                part = self._directory / f"{digest}.{os.getpid()}.part"
+                part.write_bytes(payload)
+                part.replace(self._place(digest))
 
     def held(self) -> list[str]:
         """Digests of what is here, unchecked."""

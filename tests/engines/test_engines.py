@@ -63,7 +63,7 @@ def test_a_base_that_differs_stops_the_run_at_once_and_names_both_fingerprints(
     import safetensors.torch
 
     from fedlora.adapters import QuorumError
-    from fedlora.client.node import NodePlace
+    from fedlora.client.place import NodePlace
     from fedlora.models.fingerprint import fingerprint
 
     other = shutil.copytree(tiny_causal, tmp_path / "other")

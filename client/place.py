@@ -1,0 +1,90 @@
+"""Who a node is and where its things lie; known to processes that hold no model."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedlora.adapters.errors import ModelError, RecipeError
+
+if TYPE_CHECKING:
+    from fedlora.recipes.schema import Task
+
+NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # an alias, or owner/name of a model hub
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Who a node is and where its things lie.
+
+    Attributes:
+        name: by which the coordinator knows it.
+        data: private examples.
+        heldout: own evaluation examples; otherwise a share of `data` is held out.
+        state: folder for what it has received.
+        threads: torch threads; None for what the task says, or a share of this machine's cores.
+        model: where this node has the base, if not where the coordinator's recipe says.
+        keys: folder with this node's key and the coordinator's; None to sign and check nothing.
+    """
+
+    name: str
+    data: Path
+    heldout: Path | None
+    state: Path
+    threads: int | None = None
+    model: str | None = None
+    keys: Path | None = None
+
+    def source(self, task: "Task") -> str:
+        """Where this node finds the base.
+
+        Raises:
+            ModelError: if the coordinator names a place on this machine or in the net.
+        """
+        if self.model is None and not NAME.fullmatch(task.model.source):
+            raise ModelError(
+                f"the coordinator names the model {task.model.source!r}; from outside, only a "
+                "model's name is taken, never a path or an address: say where this machine has "
+                "it with --model"
+            )
+        return self.model or task.model.source
+
+    def config(self) -> dict[str, str]:
+        """The node's configuration, as `place_of` reads it."""
+        return {name: str(value) for name, value in vars(self).items() if value is not None}
+
+
+def place_of(config: Mapping[str, object]) -> NodePlace:
+    """Where a node's things lie: from `--node-config`, or from the recipe of a simulation.
+
+    Raises:
+        RecipeError: if neither says.
+    """
+    from fedlora.recipes.loading import RUN_DIRECTORY, load_recipe
+
+    if "partition-id" in config and RUN_DIRECTORY in os.environ:
+        run = Path(os.environ[RUN_DIRECTORY])
+        recipe = load_recipe(run / "recipe.toml")
+        section = recipe.node[int(str(config["partition-id"]))]
+        heldout = Path(section.heldout) if section.heldout else None
+        return NodePlace(
+            section.name,
+            Path(section.data),
+            heldout,
+            run / "nodes",
+            model=recipe.model.source,
+        )
+    try:
+        heldout = Path(str(config["heldout"])) if "heldout" in config else None
+        threads = int(str(config["threads"])) if "threads" in config else None
+        model = str(config["model"]) if "model" in config else None
+        keys = Path(str(config["keys"])) if "keys" in config else None
+        name, data, state = (str(config[key]) for key in ("name", "data", "state"))
+    except KeyError as error:
+        raise RecipeError(
+            f"this node's configuration lacks {error}; `fedlora join` sets it, by hand it is "
+            '--node-config \'name="..." data="/..." state="/..."\''
+        ) from None
+    return NodePlace(name, Path(data), heldout, Path(state), threads, model, keys)

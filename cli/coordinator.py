@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson, NewRunDirectory, Overrides, RecipeArgument
+from .options import AsJson, Overrides, RecipeArgument, Resume, RunFolder
 
 EXAMPLE = "Example: fedlora coordinator demo --host 0.0.0.0 --port 8000"
 
@@ -14,16 +14,17 @@ def coordinator(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     overrides: Overrides = None,
-    run_dir: NewRunDirectory = None,
+    run_dir: RunFolder = None,
+    resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Wait for the nodes that join, lead them through the rounds, and keep every head."""
     from fedlora.recipes.loading import load_recipe
 
-    from .folders import new_run_directory
+    from .folders import run_directory
 
     loaded = load_recipe(recipe, overrides or ())
-    folder = new_run_directory(loaded.name, run_dir)
+    folder = run_directory(loaded.name, run_dir, resume)
 
     from . import engines
     from .progress import progress

@@ -19,7 +19,7 @@ def simulate(recipe: Recipe, run_dir: Path, engine: str, listener: Listener) -> 
 
     Args:
         recipe: with at least one [[node]].
-        run_dir: a new directory.
+        run_dir: a new directory, or that of a run that was begun with this recipe.
         engine: "inprocess", "flower" or "ray".
         listener: told of what happens.
 
@@ -31,8 +31,9 @@ def simulate(recipe: Recipe, run_dir: Path, engine: str, listener: Listener) -> 
             f"{recipe.name}: a simulation needs a [[node]] entry for each node; there are "
             f"{len(recipe.node)}, federation.min_nodes is {recipe.federation.min_nodes}"
         )
-    run = RunDirectory.create(run_dir, recipe)
-    {"inprocess": _in_process, "flower": _as_processes, "ray": _on_ray}[engine](run, listener)
+    run = RunDirectory.begin(run_dir, recipe)
+    with run.claimed():
+        {"inprocess": _in_process, "flower": _as_processes, "ray": _on_ray}[engine](run, listener)
     return run
 
 
@@ -42,8 +43,8 @@ def coordinate(
     """Lead the nodes that join, by Flower's deployment engine, until the run is done."""
     from .superlink import follow, submit, superlink
 
-    run = RunDirectory.create(run_dir, recipe)
-    with superlink(run, host, port, simulation=False) as child:
+    run = RunDirectory.begin(run_dir, recipe)
+    with run.claimed(), superlink(run, host, port, simulation=False) as child:
         follow(run, submit(run), child, listener)
     return run
 

@@ -22,14 +22,18 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-NewRunDirectory = Annotated[
+RunFolder = Annotated[
     Path | None,
     typer.Option(
         "--run-dir",
         metavar="FOLDER",
-        help="Folder to make for this run.",
+        help="Folder of this run; one that was begun with this recipe is gone on with.",
         show_default="runs/<recipe>-<time>",
     ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the latest run, or with that in --run-dir."),
 ]
 RunArgument = Annotated[
     Path,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .options import AsJson, NewRunDirectory, Overrides, RecipeArgument
+from .options import AsJson, Overrides, RecipeArgument, Resume, RunFolder
 
 EXAMPLE = "Example: fedlora simulate demo --set train.steps=10 --compare"
 
@@ -13,7 +13,8 @@ EXAMPLE = "Example: fedlora simulate demo --set train.steps=10 --compare"
 def simulate(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    run_dir: NewRunDirectory = None,
+    run_dir: RunFolder = None,
+    resume: Resume = False,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Also run the rivals, and put the questions to each model."),
@@ -33,7 +34,7 @@ def simulate(
 
     from . import compare as comparison
     from . import engines
-    from .folders import new_run_directory
+    from .folders import run_directory
     from .inspection import count_rows
     from .progress import progress
     from .tables import show
@@ -41,7 +42,7 @@ def simulate(
     count_rows(loaded)
     if compare:
         comparison.require_questions(loaded)
-    folder = new_run_directory(loaded.name, run_dir)
+    folder = run_directory(loaded.name, run_dir, resume)
     with progress(as_json) as listener, ExitStack() as stack:
         tally = comparison.Tally(listener)
         rivals = stack.enter_context(comparison.Rivals(loaded, folder)) if compare else None

@@ -99,7 +99,8 @@ def coordinate(
         timeout=recipe.federation.deadline,
         evaluate_fn=committed,
     )
-    reporter.tell(RunDone(run.path, run.heads.record().hash, reporter.receipt))
+    receipts = [run.heads.record(round).proceedings.worst_receipt for round in run.heads.rounds()]
+    reporter.tell(RunDone(run.path, run.heads.record().hash, max(receipts)))
 
 
 def participation(recipe: Recipe, wait: float, poll: float) -> Participation:

@@ -10,9 +10,12 @@ ledger/NNNN/    record.json, adapter.safetensors, residual.safetensors, see fedl
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fedlora.adapters import Adapter, Residual, RunError
 from fedlora.recipes.identity import differences
@@ -42,6 +45,15 @@ class RunDirectory:
         self.path = path
         self.recipe = recipe
         self.heads = HeadStore(path / "ledger")
+
+    @classmethod
+    def begin(cls, path: Path, recipe: Recipe) -> "RunDirectory":
+        """The directory of a run: a new one, or one that was begun with this recipe.
+
+        Raises:
+            RunError: as `create` and `resume`.
+        """
+        return (cls.resume if (path / "recipe.toml").is_file() else cls.create)(path, recipe)
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunDirectory":
@@ -92,6 +104,22 @@ class RunDirectory:
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is no run directory: it has no recipe.toml")
         return cls(path, load_recipe(path / "recipe.toml"))
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep every other coordinator off this run.
+
+        Raises:
+            RunError: if one leads it already.
+        """
+        try:
+            with FileLock(self.path / ".coordinator.lock", timeout=0):
+                yield
+        except Timeout:
+            raise RunError(
+                f"another coordinator leads the run in {self.path}; stop it first, or give this "
+                "run a folder of its own with --run-dir"
+            ) from None
 
     def head(self, round: int | None = None) -> Head:
         """A round's head; the latest if none is given.

@@ -52,6 +52,11 @@ class Proceedings:
     receipt: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def worst_receipt(self) -> float:
+        """The largest aggregation error of any module; 0 for none."""
+        return max(self.receipt.values(), default=0.0)
+
 
 @dataclass(frozen=True)
 class HeadRecord:

@@ -150,7 +150,8 @@ def score(
         content["node"] = [{"name": name, "data": place} for name, place in places.items()]
         full = Recipe.model_validate(content)
         run = engines.simulate(full, Path(scratch) / "run", "inprocess", lambda event: None)
-        return last_head(run, read_rows(Path(_write(Path(scratch) / "test.jsonl", test)), full.data))
+        common = Path(_write(Path(scratch) / "test.jsonl", test))
+        return last_head(run, read_rows(common, full.data))
 
 
 def last_head(run: RunDirectory, rows: Sequence[Any]) -> dict[str, float]:

@@ -1,18 +1,27 @@
 """`fedlora coordinator`: the server of a federation of real machines."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .options import AsJson, Overrides, RecipeArgument, Resume, RunFolder
 
-EXAMPLE = "Example: fedlora coordinator demo --host 0.0.0.0 --port 8000"
+EXAMPLE = "Example: fedlora coordinator demo --host 0.0.0.0 --keys pki/coordinator"
 
 
 def coordinator(
     recipe: RecipeArgument,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The coordinator's keys; needed to serve other machines.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Overrides = None,
     run_dir: RunFolder = None,
     resume: Resume = False,
@@ -30,4 +39,4 @@ def coordinator(
     from .progress import progress
 
     with progress(as_json) as listener:
-        engines.coordinate(loaded, folder, host, port, listener)
+        engines.coordinate(loaded, folder, host, port, keys, listener)

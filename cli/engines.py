@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fedlora.adapters.errors import EngineError, RecipeError, RunError
+from fedlora.protos.keys import NodeKeys
 from fedlora.recipes.schema import Recipe
 from fedlora.server.events import Listener, Notice, StepDone
 from fedlora.server.rundir import RunDirectory
@@ -38,13 +39,20 @@ def simulate(recipe: Recipe, run_dir: Path, engine: str, listener: Listener) -> 
 
 
 def coordinate(
-    recipe: Recipe, run_dir: Path, host: str, port: int, listener: Listener
+    recipe: Recipe, run_dir: Path, host: str, port: int, keys: Path | None, listener: Listener
 ) -> RunDirectory:
     """Lead the nodes that join, by Flower's deployment engine, until the run is done."""
+    from .guarded import guarded, keys_for
     from .superlink import follow, submit, superlink
 
+    own = keys_for(keys, host)
     run = RunDirectory.begin(run_dir, recipe)
-    with run.claimed(), superlink(run, host, port, simulation=False) as child:
+    with (
+        run.claimed(),
+        guarded(run, host, port, own, listener)
+        if own is not None
+        else superlink(run, host, port, simulation=False) as child,
+    ):
         follow(run, submit(run), child, listener)
     return run
 
@@ -57,6 +65,7 @@ def join(
     state_dir: Path | None,
     threads: int | None,
     model: str | None,
+    keys: NodeKeys | None,
     listener: Listener,
 ) -> None:
     """Serve a coordinator as a node until its run is done."""
@@ -65,17 +74,19 @@ def join(
     from fedlora.client.place import NodePlace
     from fedlora.models.neighbours import counted
 
-    from .processes import unhealthy
+    from .preflight import reach
     from .supernode import default_state, serve
 
+    reach(address, keys)  # before anything is started: a node that may not come hears why
     state = (state_dir or default_state(name)).absolute()
     state.mkdir(parents=True, exist_ok=True)
     own = heldout.absolute() if heldout else None
-    place = NodePlace(name, data.absolute(), own, state, threads, model)
+    folder = keys.folder if keys else None
+    place = NodePlace(name, data.absolute(), own, state, threads, model, folder)
     try:
         with counted(), FileLock(state / "lock", timeout=0):
             listener(Notice(f"node {name} serves {address}; its logs are in {state}"))
-            serve(place, address, lambda: unhealthy(f"http://{address}"), listener)
+            serve(place, address, lambda: reach(address, keys), listener)
             listener(Notice(f"node {name}: the run is done"))
     except Timeout:
         raise RunError(f"{state} is in use by another node; give this one a --state-dir") from None

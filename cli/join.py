@@ -7,7 +7,9 @@ import typer
 
 from .options import AsJson
 
-EXAMPLE = "Example: fedlora join 192.0.2.7:8000 --name clinic --data notes.jsonl"
+EXAMPLE = (
+    "Example: fedlora join fed.example.org:8000 --name clinic --data notes.jsonl --keys pki/clinic"
+)
 
 
 def join(
@@ -52,13 +54,24 @@ def join(
         int | None,
         typer.Option(min=1, help="Threads to train with.", show_default="all cores"),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="This node's keys; needed to call another machine.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train with a coordinator's federation until its run is done."""
     from pydantic import ValidationError
 
-    from fedlora.adapters.errors import DataError
+    from fedlora.adapters.errors import DataError, IdentityError
+    from fedlora.protos.keys import NodeKeys
     from fedlora.recipes.schema import NodeSection
+
+    from .preflight import is_loopback
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -71,10 +84,18 @@ def join(
     for option, path in (("--data", data), ("--heldout", heldout)):
         if path is not None and not path.exists():
             raise DataError(f"{option}: no such file: {path.absolute()}")
+    if keys is None and not is_loopback(host):
+        raise IdentityError(
+            f"{host} is another machine, and without keys anyone between could read and change "
+            "what is sent: make keys with `fedlora keys node` and name their folder with --keys"
+        )
+    own = NodeKeys.open(keys) if keys else None
+    if own is not None and own.name != name:
+        raise IdentityError(f"--name {name}: the keys in {own.folder} are those of {own.name}")
 
     from . import engines
     from .progress import progress
 
     source = str(Path(model).absolute()) if model and Path(model).exists() else model
     with progress(as_json) as listener:
-        engines.join(address, name, data, heldout, state_dir, threads, source, listener)
+        engines.join(address, name, data, heldout, state_dir, threads, source, own, listener)

@@ -7,6 +7,7 @@ of a pipe, which the kernel closes when the parent dies, and then kills the chil
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -158,25 +159,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_healthy(child: Child, port: int, seconds: float) -> None:
-    """Wait until a Flower process answers on loopback.
+def wait_healthy(child: Child, port: int, seconds: float, authority: Path | None = None) -> None:
+    """Wait until a Flower process answers on loopback; by TLS, if there is an authority.
 
     Raises:
         EngineError: if it ends, or doesn't answer in time.
     """
     limit = time.monotonic() + seconds
+    context = ssl.create_default_context(cafile=str(authority)) if authority else None
+    url = f"{'https' if context else 'http'}://127.0.0.1:{port}"
     while time.monotonic() < limit:
         child.check()
-        if not unhealthy(f"http://127.0.0.1:{port}"):
+        if not unhealthy(url, context):
             return
         time.sleep(0.2)
     raise EngineError(f"{child.name} didn't answer within {seconds:g} s. {child.last_words()}")
 
 
-def unhealthy(url: str) -> str:
+def unhealthy(url: str, context: ssl.SSLContext | None = None) -> str:
     """Why a SuperLink can't be reached; empty if it answers."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2):
+        with urllib.request.urlopen(f"{url}/health", timeout=2, context=context):
             return ""
     except OSError as error:
         return str(getattr(error, "reason", None) or error)

@@ -12,6 +12,7 @@ from typing import Any
 from fedlora.adapters import errors
 from fedlora.adapters.errors import EngineError, FedloraError
 from fedlora.models.threads import share, thread_environment
+from fedlora.protos.keys import KEYS, CoordinatorKeys
 from fedlora.recipes.loading import RUN_DIRECTORY
 from fedlora.server.events import Event, Listener, RunDone, RunFailed, from_line
 from fedlora.server.rundir import RunDirectory
@@ -45,12 +46,18 @@ default = "fedlora"
 
 [superlink.fedlora]
 address = "127.0.0.1:{port}"
-insecure = true
+{security}
 """
 
 
 @contextmanager
-def superlink(run: RunDirectory, host: str, port: int, simulation: bool) -> Iterator[Child]:
+def superlink(
+    run: RunDirectory,
+    host: str,
+    port: int,
+    simulation: bool,
+    keys: CoordinatorKeys | None = None,
+) -> Iterator[Child]:
     """A SuperLink for one run.
 
     Args:
@@ -58,6 +65,7 @@ def superlink(run: RunDirectory, host: str, port: int, simulation: bool) -> Iter
         host: address to listen on.
         port: likewise.
         simulation: whether nodes are played by Ray instead of connecting.
+        keys: for TLS, and to serve registered nodes only.
 
     Raises:
         EngineError: if it can't listen there, or doesn't start.
@@ -65,18 +73,30 @@ def superlink(run: RunDirectory, host: str, port: int, simulation: bool) -> Iter
     require_free(host, port)
     home = run.path / "flower"
     (home / "app").mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(_LINK.format(port=port))
-    command = ["flower-superlink", "--insecure", "--host", host, "--port", str(port)]
+    security = "insecure = true"
+    if keys is not None:
+        security = f"root-certificates = {json.dumps(str(keys.authority))}"
+    (home / "config.toml").write_text(_LINK.format(port=port, security=security))
+    command = ["flower-superlink", "--host", host, "--port", str(port), *_security(keys)]
     command += ["--simulation"] if simulation else []
     environment = {
         **FLOWER_ENVIRONMENT,
         **thread_environment(share(run.recipe.train.threads, max(1, len(run.recipe.node)))),
         "FLWR_HOME": str(home),
         RUN_DIRECTORY: str(run.path),
+        **({KEYS: str(keys.folder)} if keys is not None else {}),
     }
     with Child(command, environment, run.path / "superlink.log") as child:
-        wait_healthy(child, port, START)
+        wait_healthy(child, port, START, keys.authority if keys is not None else None)
         yield child
+
+
+def _security(keys: CoordinatorKeys | None) -> list[str]:
+    if keys is None:
+        return ["--insecure"]
+    files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+    options = [f"--ssl-{option}={keys.folder / name}" for option, name in files.items()]
+    return [*options, "--enable-supernode-auth"]
 
 
 def submit(run: RunDirectory, federation: str = "") -> str:
@@ -94,7 +114,7 @@ def submit(run: RunDirectory, federation: str = "") -> str:
     home = run.path / "flower"
     (home / "app" / "pyproject.toml").write_text(_APP.format(version=version("fedlora")))
     command = ["run", str(home / "app"), "fedlora", "--format", "json"]
-    answer = _flwr(run, command + (["--federation-config", federation] if federation else []))
+    answer = flwr(run, command + (["--federation-config", federation] if federation else []))
     if not answer.get("success", True) or "run-id" not in answer:
         raise EngineError(f"Flower didn't take the run: {answer}")
     return str(answer["run-id"])
@@ -143,13 +163,17 @@ def _events(path: Path) -> Iterator[Event | None]:
 
 def _status(run: RunDirectory, run_id: str) -> str:
     """What Flower says of the run: "running", or how it ended."""
-    runs = _flwr(run, ["list", "fedlora", "--format", "json"]).get("runs", [])
+    runs = flwr(run, ["list", "fedlora", "--format", "json"]).get("runs", [])
     status = next((str(one["status"]) for one in runs if str(one["run-id"]) == run_id), "unknown")
     return status if status.startswith("finished") or status == "unknown" else "running"
 
 
-def _flwr(run: RunDirectory, arguments: list[str]) -> dict[str, Any]:
-    """Flower's command line, answering in JSON."""
+def flwr(run: RunDirectory, arguments: list[str]) -> dict[str, Any]:
+    """Flower's command line, answering in JSON.
+
+    Raises:
+        EngineError: with what it says, if it fails.
+    """
     environment = {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": str(run.path / "flower")}
     done = subprocess.run(
         [program("flwr"), *arguments], env=environment, capture_output=True, text=True, check=False

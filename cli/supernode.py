@@ -43,10 +43,24 @@ def supernode(place: NodePlace, address: str) -> Child:
     """Start the process that speaks to the coordinator at `address` (host:port)."""
     values = {"name": place.name, "worker": str(socket_path(place.state))}
     config = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-    command = [*_PYTHON, "fedlora.client.supernode", "--insecure", "--superlink", address]
-    command += ["--port", str(free_port()), "--node-config", " ".join(config)]
+    command = [*_PYTHON, "fedlora.client.supernode", *_security(place.keys)]
+    command += [
+        "--superlink",
+        address,
+        "--port",
+        str(free_port()),
+        "--node-config",
+        " ".join(config),
+    ]
     environment = {**FLOWER_ENVIRONMENT, "FLWR_HOME": str(place.state / "flower")}
     return Child(command, environment, place.state / "node.log", "the SuperNode")
+
+
+def _security(keys: Path | None) -> list[str]:
+    if keys is None:
+        return ["--insecure"]
+    files = ["--root-certificates", str(keys / "ca.crt")]
+    return [*files, "--auth-supernode-private-key", str(keys / "node.key")]
 
 
 def serve(

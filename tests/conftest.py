@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: tiny random models on disk, an own cache, no network."""
+"""Fixtures of the whole suite: tiny random models on disk, keys, an own cache, no network."""
 
 import os
 
@@ -20,6 +20,14 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+)
+
+from fedlora.protos.keymaking import (
+    introduce,
+    make_authority,
+    make_coordinator,
+    make_node,
+    register,
 )
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -155,3 +163,15 @@ def tiny_bert(
         torch.manual_seed(3)
         model = BertModel(config)
     return save_tiny(model, tiny_tokenizer, tmp_path_factory.mktemp("bert") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, a coordinator, the registered node clinic, and stranger, whom nobody knows."""
+    folder = tmp_path_factory.mktemp("pki")
+    make_coordinator(folder / "coordinator", make_authority(folder / "ca", 10), ["localhost"], 10)
+    for name in ("clinic", "stranger"):
+        make_node(folder / name, name)
+        introduce(folder / name, folder / "coordinator")
+    register(folder / "clinic" / "clinic.pub", folder / "coordinator")
+    return folder

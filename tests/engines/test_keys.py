@@ -1,0 +1,113 @@
+"""A federation by TLS with registered keys, as users start it."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedlora.adapters import IdentityError
+from fedlora.cli.processes import free_port
+from fedlora.recipes.loading import dump
+from fedlora.recipes.schema import Recipe
+from fedlora.server.rundir import RunDirectory
+
+from .conftest import RecipeOf
+
+FEDLORA = str(Path(sys.executable).parent / "fedlora")
+
+
+class Federation:
+    """`fedlora` processes of one federation, each with its keys."""
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.pki, self.folder, self.recipe = folder / "pki", folder, recipe
+        self.run_dir, self.port = folder / "run", free_port()
+        self.started: list[subprocess.Popen[str]] = []
+        coordinator = self.pki / "coordinator"
+        self.keys("ca", "--out", self.pki / "ca")
+        self.keys("server", "--ca", self.pki / "ca", "--host", "localhost", "--out", coordinator)
+        for node in recipe.node:
+            path = self.pki / node.name
+            self.keys("node", node.name, "--out", path, "--coordinator", coordinator)
+            self.keys("register", path / f"{node.name}.pub", "--coordinator", coordinator)
+
+    def start(self, *arguments: object) -> "subprocess.Popen[str]":
+        command = [FEDLORA, *map(str, arguments)]
+        out = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True)
+        self.started.append(process)
+        return process
+
+    def keys(self, *arguments: object) -> None:
+        process = self.start("keys", *arguments)
+        said = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, said
+
+    def coordinate(self) -> "subprocess.Popen[str]":
+        file = self.folder / "recipe.toml"
+        file.write_text(dump(self.recipe.model_copy(update={"node": ()})))
+        serving = ("--port", self.port, "--keys", self.pki / "coordinator")
+        return self.start("coordinator", file, *serving, "--run-dir", self.run_dir)
+
+    def join(self, name: str) -> "subprocess.Popen[str]":
+        data = next(node.data for node in self.recipe.node if node.name == name)
+        options = ("--name", name, "--data", data, "--threads", 1, "--keys", self.pki / name)
+        state = self.folder / name
+        return self.start("join", f"localhost:{self.port}", *options, "--state-dir", state)
+
+
+@pytest.fixture
+def federation(recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Federation]:
+    sites = ("anchor", "birch")
+    one = Federation(tmp_path, recipe_of(sites, federation={"rounds": 2, "min_nodes": 2}))
+    yield one
+    for process in one.started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_S16_registered_nodes_finish_a_run_and_no_secret_is_left_behind(
+    federation: Federation,
+) -> None:
+    coordinator = federation.coordinate()
+    nodes = [federation.join(node.name) for node in federation.recipe.node]
+    said = [process.communicate(timeout=500)[0] for process in (*nodes, coordinator)]
+    assert [process.returncode for process in (*nodes, coordinator)] == [0, 0, 0], said
+    assert RunDirectory.open(federation.run_dir).heads.rounds() == [0, 1, 2]
+    assert "Traceback" not in "".join(said)
+    secrets = list(_secrets(federation.pki))
+    assert len(secrets) > 10
+    kept = [path for path in federation.folder.rglob("*") if path.is_file()]
+    kept = [path for path in kept if not path.is_relative_to(federation.pki)]
+    assert {"superlink.log", "node.log", "recipe.toml"} <= {path.name for path in kept}
+    for content in (*(text.encode() for text in said), *(path.read_bytes() for path in kept)):
+        assert not [secret for secret in secrets if secret in content]
+
+
+def _secrets(pki: Path) -> Iterator[bytes]:
+    """Each line of each private key."""
+    yield b"PRIVATE KEY"
+    for path in pki.rglob("*.key"):
+        yield from path.read_bytes().splitlines()[1:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_S10_a_node_whose_key_is_removed_is_turned_away(federation: Federation) -> None:
+    federation.coordinate()
+    node = federation.join("anchor")
+    log = federation.run_dir / "superlink.log"
+    while not log.exists() or "Activated node_id" not in log.read_text():
+        assert node.poll() is None
+        time.sleep(0.2)
+    (federation.pki / "coordinator" / "nodes" / "anchor.pub").unlink()
+    said = node.communicate(timeout=120)[0]
+    assert node.returncode == IdentityError.exit_code, said
+    assert "does not know the key" in said

@@ -123,6 +123,7 @@ def _config(proxy: Proxy, keys: CoordinatorKeys) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=1,
         timeout_keep_alive=3600,  # PatientProtocol has a shorter patience
         ssl_certfile=keys.folder / "server.crt",
         ssl_keyfile=keys.folder / "server.key",

@@ -1,6 +1,9 @@
 """`fedlora keys` as a user types it, and what `fedlora doctor` says of the folders."""
 
 import json
+import re
+import shlex
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,20 +19,20 @@ from fedlora.protos.keys import AuthorityKeys, CoordinatorKeys, NodeKeys
 
 Call = Callable[..., Result]
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "identity.md"
+
 
 @pytest.fixture
-def pki(call: Call, tmp_path: Path) -> Path:
-    """The worked example of docs/identity.md."""
-    host, coordinator = ("--host", "fed.example.org"), tmp_path / "coordinator"
-    for arguments in (
-        ("ca", "--out", tmp_path / "ca"),
-        ("server", "--ca", tmp_path / "ca", *host, "--out", coordinator),
-        ("node", "clinic", "--out", tmp_path / "clinic", "--coordinator", coordinator),
-        ("register", tmp_path / "clinic" / "clinic.pub", "--coordinator", coordinator),
-    ):
-        done = call("keys", *arguments)
+def pki(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The worked example of docs/identity.md, as it stands there."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for line in "".join(blocks).splitlines():
+        done = call(*shlex.split(line)[1:])
         assert done.exit_code == 0, done.output
-    return tmp_path
+    for name in ("ca.crt", "coordinator.pub"):
+        shutil.copy(tmp_path / "pki" / "coordinator" / name, tmp_path / "pki" / "clinic")
+    return tmp_path / "pki"
 
 
 def test_the_folders_are_ready_to_run(pki: Path) -> None:

@@ -8,6 +8,7 @@ ones, and what goes to Flower is written anew from it.
 import logging
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -114,8 +115,9 @@ class Proxy:
         text = refusal.reason.encode()
         headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(text)).encode()))
-        await answer.begin(pace, refusal.status, headers)
-        await pace.send({"type": "http.response.body", "body": text})
+        with suppress(TimeoutError):  # a peer that doesn't listen need not hear it
+            await answer.begin(pace, refusal.status, headers)
+            await pace.send({"type": "http.response.body", "body": text})
 
 
 class _Answer:

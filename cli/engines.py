@@ -5,6 +5,7 @@ the same head.
 """
 
 import logging
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from fedlora.protos.keys import NodeKeys
 from fedlora.recipes.schema import Recipe
 from fedlora.server.events import Listener, Notice, StepDone
 from fedlora.server.rundir import RunDirectory
+
+RESTARTS = 4  # of Flower's processes, without a round in between
 
 
 def simulate(recipe: Recipe, run_dir: Path, engine: str, listener: Listener) -> RunDirectory:
@@ -41,20 +44,35 @@ def simulate(recipe: Recipe, run_dir: Path, engine: str, listener: Listener) -> 
 def coordinate(
     recipe: Recipe, run_dir: Path, host: str, port: int, keys: Path | None, listener: Listener
 ) -> RunDirectory:
-    """Lead the nodes that join, by Flower's deployment engine, until the run is done."""
+    """Lead the nodes that join, by Flower's deployment engine, until the run is done.
+
+    Flower's processes are started again if they die; the run goes on from its last round.
+    """
     from .guarded import guarded, keys_for
-    from .superlink import follow, submit, superlink
+    from .superlink import lead, superlink
 
     own = keys_for(keys, host)
     run = RunDirectory.begin(run_dir, recipe)
-    with (
-        run.claimed(),
-        guarded(run, host, port, own, listener)
-        if own is not None
-        else superlink(run, host, port, simulation=False) as child,
-    ):
-        follow(run, submit(run), child, listener)
-    return run
+    with run.claimed():
+        deaths, rounds = 0, -1  # since a round was committed
+        while True:
+            started = False
+            try:
+                with (
+                    guarded(run, host, port, own, listener)
+                    if own is not None
+                    else superlink(run, host, port, simulation=False)
+                ) as child:
+                    started = True
+                    lead(run, child, listener)
+                return run
+            except EngineError as error:
+                done = len(run.heads.rounds())
+                deaths, rounds = (deaths + 1, rounds) if done == rounds else (1, done)
+                if deaths > RESTARTS or (deaths == 1 and not started):
+                    raise
+                listener(Notice(f"{error}\nstarting again; the run goes on from its last round"))
+                time.sleep(2.0**deaths)
 
 
 def join(
@@ -77,7 +95,8 @@ def join(
     from .preflight import reach
     from .supernode import default_state, serve
 
-    reach(address, keys)  # before anything is started: a node that may not come hears why
+    reach(address, keys)
+
     state = (state_dir or default_state(name)).absolute()
     state.mkdir(parents=True, exist_ok=True)
     own = heldout.absolute() if heldout else None
@@ -129,7 +148,7 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
     from fedlora.models.threads import share
 
     from .processes import free_port
-    from .superlink import follow, submit, superlink
+    from .superlink import lead, superlink
     from .supernode import supernode, worker
 
     port = free_port()
@@ -145,7 +164,7 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
             )
             nodes.enter_context(worker(place))
             nodes.enter_context(supernode(place, f"127.0.0.1:{port}"))
-        follow(run, submit(run), child, listener)
+        lead(run, child, listener)
 
 
 def _on_ray(run: RunDirectory, listener: Listener) -> None:
@@ -154,11 +173,11 @@ def _on_ray(run: RunDirectory, listener: Listener) -> None:
     from fedlora.models.threads import cores
 
     from .processes import free_port
-    from .superlink import follow, submit, superlink
+    from .superlink import lead, superlink
 
     if find_spec("ray") is None:
         raise EngineError("the ray engine needs Ray: pip install 'fedlora[ray]'")
     threads = run.recipe.train.threads or max(1, cores() // len(run.recipe.node))
     federation = f"num-supernodes={len(run.recipe.node)} client-resources-num-cpus={threads}"
     with superlink(run, "127.0.0.1", free_port(), simulation=True) as child:
-        follow(run, submit(run, federation), child, listener)
+        lead(run, child, listener, federation)

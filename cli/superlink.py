@@ -120,15 +120,24 @@ def submit(run: RunDirectory, federation: str = "") -> str:
     return str(answer["run-id"])
 
 
-def follow(run: RunDirectory, run_id: str, child: Child, listener: Listener) -> None:
-    """Pass on the run's events until it is done.
+def lead(run: RunDirectory, child: Child, listener: Listener, federation: str = "") -> None:
+    """Start the run on its SuperLink, and pass on its events until it is done.
+
+    Args:
+        run: whose SuperLink is running.
+        child: that SuperLink.
+        listener: told of what happens from now on.
+        federation: as in `submit`.
 
     Raises:
         FedloraError: of the class that stopped the coordinator's app.
         EngineError: if Flower lost the run.
     """
+    log = run.path / "events.jsonl"
+    before = log.stat().st_size if log.exists() else 0  # an earlier start's
+    run_id = submit(run, federation)
     heard, status = time.monotonic(), "running"
-    for event in _events(run.path / "events.jsonl"):
+    for event in _events(log, before):
         if event is not None:
             heard = time.monotonic()
             if isinstance(event, RunFailed):
@@ -137,16 +146,17 @@ def follow(run: RunDirectory, run_id: str, child: Child, listener: Listener) -> 
             if isinstance(event, RunDone):
                 time.sleep(FAREWELL)
                 return
-        elif status != "running":  # and what it wrote before it ended has been read by now
+            continue
+        child.check()
+        if status != "running":  # and what it wrote before it ended has been read by now
             raise EngineError(f"the coordinator's app ended ({status}). {child.last_words()}")
-        elif time.monotonic() - heard > SILENCE:
-            child.check()
+        if time.monotonic() - heard > SILENCE:
             heard, status = time.monotonic(), _status(run, run_id)
 
 
-def _events(path: Path) -> Iterator[Event | None]:
-    """Events as they are written; None while there is none."""
-    position, rest = 0, ""
+def _events(path: Path, position: int) -> Iterator[Event | None]:
+    """Events as they are written, from a byte of the log on; None while there is none."""
+    rest = ""
     while True:
         text = ""
         if path.exists():

@@ -5,8 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedlora.protos.envelope import SigningKey, VerifyingKey
-
-OWN, COORDINATOR = "node.key", "coordinator.pub"  # in the folder of keys
+from fedlora.protos.keys import NodeKeys
 
 
 @dataclass(frozen=True)
@@ -26,4 +25,5 @@ def identity_of(keys: Path | None) -> NodeIdentity:
     """
     if keys is None:
         return NodeIdentity()
-    return NodeIdentity(SigningKey.load(keys / OWN), VerifyingKey.load(keys / COORDINATOR))
+    own = NodeKeys.open(keys)
+    return NodeIdentity(own.signing, own.coordinator)

@@ -15,7 +15,7 @@ from fedlora.models.lora import attach, initial_adapter, lora_layers
 from fedlora.models.source import resolve
 from fedlora.models.tuned import TunedModel, shared
 from fedlora.protos import Hello
-from fedlora.protos.envelope import SigningKey
+from fedlora.protos.keys import CoordinatorKeys
 from fedlora.recipes.identity import recipe_fingerprint
 from fedlora.recipes.schema import Recipe
 from fedlora.strategies import STRATEGIES, Identity, Participation, pack, unpack
@@ -26,8 +26,6 @@ from .reporting import Reporter
 from .roster import IntroducedNodes
 from .rundir import RunDirectory
 from .snapshots import Snapshots
-
-SIGNING, NODES = "signing.key", "nodes"  # in the folder of keys
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -57,7 +55,8 @@ def coordinate(
     reporter = Reporter(run, listener)
     folder = resolve(recipe.model.source)
     base, task = fingerprint(folder), recipe.task.model_dump_json()
-    key = SigningKey.load(keys / SIGNING) if keys else None
+    own = CoordinatorKeys.open(keys) if keys else None
+    key = own.signing if own else None
     roster = IntroducedNodes(
         Hello(run=recipe.name, base=base, task=task),
         [node.name for node in recipe.node],
@@ -65,7 +64,7 @@ def coordinate(
         lambda node, reason: reporter.refused(0, node, reason),
         poll,
         key,
-        keys / NODES if keys else None,
+        own.nodes_folder if own else None,
     )
     strategy = STRATEGIES[recipe.federation.strategy](
         run.heads.directory,

@@ -51,7 +51,7 @@ def test_two_nodes_finish_a_run_and_one_with_another_base_is_turned_away(
     for section in recipe.node:
         options = ["--name", section.name, "--data", section.data, "--threads", 1]
         options += ["--state-dir", tmp_path / section.name]
-        options += ["--model", another_base] if section.name == "cedar" else []
+        options += ["--model", another_base if section.name == "cedar" else tiny_causal]
         nodes[section.name] = start("join", f"127.0.0.1:{port}", *options)
     texts = {name: process.communicate(timeout=500)[0] for name, process in nodes.items()}
     said = coordinator.communicate(timeout=60)[0]

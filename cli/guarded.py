@@ -50,10 +50,9 @@ def guarded(
         FedloraError: if nobody can listen there, or a registered key is none.
     """
     behind = free_port()
-    gate = Gate(host, port, keys, behind, run.path / "gate.log")
     with (
+        Gate(host, port, keys, behind, run.path / "gate.log") as gate,
         superlink(run, LOOPBACK, behind, simulation=False, keys=keys) as child,
         Registration(run, keys, gate, listener),
-        gate,  # opens last, so that no node is turned away before it is registered
     ):
         yield child

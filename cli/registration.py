@@ -1,6 +1,7 @@
 """Who may take part: Flower's list of nodes and the gate's follow the folder of public keys."""
 
 import threading
+from collections.abc import Iterable
 from types import TracebackType
 
 from fedlora.adapters.errors import EngineError, FedloraError, IdentityError
@@ -55,22 +56,30 @@ class Registration:
         """Make both lists that of the folder as it is now.
 
         Raises:
-            FedloraError: if a file is no key, or Flower refuses one.
+            FedloraError: if a file is no key, or Flower refuses one; the others are served.
         """
-        wanted, before = self._keys.nodes(), self._admitted
-        self._admit({name: key for name, key in before.items() if wanted.get(name) == key})
-        for name in before.keys() - self._admitted.keys():
-            self._tell(f"node {name} may not take part any more: its key is gone")
-            if node_id := self._ids.get(before[name].fingerprint):
-                self._flwr("unregister", node_id)
+        files = {path.stem for path in self._keys.nodes_folder.glob("*.pub")}
+        self._let_go(self._admitted.keys() - files)  # whatever is wrong with other files
+        wanted, errors = self._keys.nodes(), list[FedloraError]()
+        self._let_go({name for name, key in self._admitted.items() if wanted[name] != key})
         for name in sorted(wanted.keys() - self._admitted.keys()):
-            self._register(name, wanted[name])
-            self._admit({**self._admitted, name: wanted[name]})
-            self._tell(f"node {name} may take part: {wanted[name].fingerprint}")
+            try:
+                self._register(name, wanted[name])
+            except FedloraError as error:
+                errors.append(error)
+        self._gate.admit(self._admitted.values())
+        if errors:
+            raise errors[0]
 
-    def _admit(self, nodes: dict[str, VerifyingKey]) -> None:
-        self._admitted = nodes
-        self._gate.admit(nodes.values())
+    def _let_go(self, names: Iterable[str]) -> None:
+        """Serve these nodes no longer; Flower need not know before the gate does."""
+        gone = {name: self._admitted.pop(name) for name in names}
+        if gone:
+            self._gate.admit(self._admitted.values())
+        for name, key in gone.items():
+            self._tell(f"node {name} may not take part any more: its key is gone")
+            if node_id := self._ids.get(key.fingerprint):
+                self._flwr("unregister", node_id)
 
     def _register(self, name: str, key: VerifyingKey) -> None:
         path = self._keys.nodes_folder / f"{name}.pub"
@@ -83,6 +92,8 @@ class Registration:
         if "node-id" not in answer and _IN_USE not in str(answer):
             raise EngineError(f"Flower didn't register {path}: {answer}")
         self._ids[key.fingerprint] = str(answer.get("node-id", ""))
+        self._admitted[name] = key
+        self._tell(f"node {name} may take part: {key.fingerprint}")
 
     def _flwr(self, action: str, *arguments: str) -> dict[str, object]:
         return flwr(self._run, ["supernode", action, *arguments, "--format", "json"])

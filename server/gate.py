@@ -43,7 +43,7 @@ class Gate:
     """
 
     def __init__(self, host: str, port: int, keys: CoordinatorKeys, behind: int, log: Path) -> None:
-        """Take the port; nobody is served before `with`.
+        """A gate that is not open yet.
 
         Args:
             host: address to listen on.
@@ -51,12 +51,8 @@ class Gate:
             keys: whose certificate to show.
             behind: Flower's port on loopback.
             log: file for what was refused.
-
-        Raises:
-            EngineError: if nobody can listen there.
         """
-        self._socket = _listen(host, port)
-        self.port = int(self._socket.getsockname()[1])
+        self.port, self._host = port, host
         self._upstream = _upstream(keys, behind)
         self._proxy = Proxy(self._upstream)
         self._server = uvicorn.Server(_config(self._proxy, keys))
@@ -65,11 +61,17 @@ class Gate:
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def admit(self, nodes: Iterable[VerifyingKey]) -> None:
-        """Serve these nodes from now on, and no others."""
+        """Serve these nodes from now on, and no others; before the first time nobody is."""
         self._proxy.admitted = frozenset(b64encode(node.pem) for node in nodes)
 
     def __enter__(self) -> "Gate":
-        """Open."""
+        """Listen.
+
+        Raises:
+            EngineError: if nobody can listen there.
+        """
+        self._socket = _listen(self._host, self.port)
+        self.port = int(self._socket.getsockname()[1])
         for name in _LOGGERS:
             logger = logging.getLogger(name)
             logger.addHandler(self._log)

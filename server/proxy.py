@@ -44,12 +44,12 @@ class Proxy:
     """An ASGI app that answers with what Flower answers on loopback.
 
     Attributes:
-        admitted: the keys that may call, as Flower's nodes send them.
+        admitted: the keys that may call, as Flower's nodes send them; None while nobody may yet.
     """
 
     def __init__(self, upstream: httpx.AsyncClient) -> None:
-        """Pass on to `upstream`, whose base URL is Flower's address; nobody is admitted yet."""
-        self.admitted: frozenset[bytes] = frozenset()
+        """Pass on to `upstream`, whose base URL is Flower's address, when somebody is admitted."""
+        self.admitted: frozenset[bytes] | None = None
         self._upstream = upstream
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -99,6 +99,8 @@ class Proxy:
         method = "GET" if path == HEALTH else "POST"
         if (path != HEALTH and not FLEET.fullmatch(path)) or scope["method"] != method:
             raise Refusal(404, "no such path")
+        if self.admitted is None:
+            raise Refusal(503, "not ready yet")  # and nodes try again
         keys = [value for name, value in scope["headers"] if name == KEY_HEADER]
         if (path != HEALTH and len(keys) != 1) or not self.admitted.issuperset(keys):
             raise Refusal(401, "no registered key")

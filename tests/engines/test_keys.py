@@ -56,8 +56,8 @@ class Federation:
     def join(self, name: str) -> "subprocess.Popen[str]":
         data = next(node.data for node in self.recipe.node if node.name == name)
         options = ("--name", name, "--data", data, "--threads", 1, "--keys", self.pki / name)
-        state = self.folder / name
-        return self.start("join", f"localhost:{self.port}", *options, "--state-dir", state)
+        options += ("--model", self.recipe.model.source, "--state-dir", self.folder / name)
+        return self.start("join", f"localhost:{self.port}", *options)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 
 from fedlora.adapters import EngineError
+from fedlora.cli.processes import free_port
 from fedlora.protos.keys import CoordinatorKeys, NodeKeys
 from fedlora.server import gate as gate_module
 from fedlora.server import pace, proxy
@@ -218,6 +219,7 @@ def test_connections_are_bounded(
     keys = CoordinatorKeys.open(pki / "coordinator")
     context = ssl.create_default_context(cafile=str(pki / "ca" / "ca.crt"))
     with Gate("127.0.0.1", 0, keys, upstream.port, tmp_path / "gate.log") as few:
+        few.admit([])
         held = [
             context.wrap_socket(
                 socket.create_connection(("127.0.0.1", few.port)), server_hostname="localhost"
@@ -246,6 +248,8 @@ def test_a_dead_superlink_is_a_reason_to_try_again(pki: Path, tmp_path: Path, kn
     keys = CoordinatorKeys.open(pki / "coordinator")
     ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with Gate("127.0.0.1", 0, keys, 9, tmp_path / "gate.log") as lonely:
+        assert knock(lonely.port, ask).startswith(b"HTTP/1.1 503")  # nobody is admitted yet
+        lonely.admit([])
         assert knock(lonely.port, ask).startswith(b"HTTP/1.1 502")
     assert "Flower does not answer: ConnectError" in (tmp_path / "gate.log").read_text()
 
@@ -253,4 +257,12 @@ def test_a_dead_superlink_is_a_reason_to_try_again(pki: Path, tmp_path: Path, kn
 def test_a_port_in_use_is_named(pki: Path, gate: Gate, tmp_path: Path) -> None:
     keys = CoordinatorKeys.open(pki / "coordinator")
     with pytest.raises(EngineError, match=f"cannot listen on 127.0.0.1:{gate.port}: Address"):
-        Gate("127.0.0.1", gate.port, keys, 9, tmp_path / "gate.log")
+        Gate("127.0.0.1", gate.port, keys, 9, tmp_path / "gate.log").__enter__()
+
+
+def test_a_gate_can_be_opened_again(pki: Path, tmp_path: Path, knock: Knock) -> None:
+    keys, port = CoordinatorKeys.open(pki / "coordinator"), free_port()
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    for _ in range(3):
+        with Gate("127.0.0.1", port, keys, 9, tmp_path / "gate.log"):
+            assert knock(port, ask).startswith(b"HTTP/1.1 503")

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from fedlora.cli.processes import FLOWER_ENVIRONMENT, free_port, program
 from fedlora.cli.registration import Registration
 from fedlora.cli.superlink import superlink
+from fedlora.protos.envelope import VerifyingKey
 from fedlora.protos.keymaking import make_node, register
 from fedlora.protos.keys import CoordinatorKeys, NodeKeys
 from fedlora.recipes.loading import load_recipe
@@ -54,11 +55,10 @@ class Door(NamedTuple):
 def door(pki: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     keys, behind, said = CoordinatorKeys.open(pki / "coordinator"), free_port(), list[Event]()
     run = RunDirectory.create(tmp_path_factory.mktemp("door") / "run", load_recipe("demo"))
-    gate = Gate("127.0.0.1", 0, keys, behind, run.path / "gate.log")
     with (
+        Gate("127.0.0.1", 0, keys, behind, run.path / "gate.log") as gate,
         superlink(run, "127.0.0.1", behind, simulation=False, keys=keys),
         Registration(run, keys, gate, said.append),
-        gate,
     ):
         yield Door(gate, run, keys, said)
 
@@ -259,16 +259,26 @@ def test_S10_a_node_may_come_later_and_go_again(
 
 
 def test_a_file_that_is_no_key_is_told_once_and_harms_nobody(
-    door: Door, stranger: httpx.Client, clinic: NodeKeys
+    door: Door, stranger: httpx.Client, clinic: NodeKeys, pki: Path
 ) -> None:
-    path = door.keys.nodes_folder / "rubbish.pub"
+    def served(key: VerifyingKey) -> bool:
+        headers = {"flwr-public-key": b64encode(key.pem).decode()}
+        return stranger.get("/health", headers=headers).status_code == 200
+
+    path, folder = door.keys.nodes_folder / "rubbish.pub", pki / "early"
+    early = make_node(folder, "early")
+    register(folder / "early.pub", door.keys.folder)
+    wait(lambda: served(early))
     path.write_text("rubbish")
     try:
-        wait(lambda: any("rubbish.pub is no public key" in str(event) for event in door.said))
-        headers = {"flwr-public-key": b64encode(clinic.signing.verifying.pem).decode()}
-        assert stranger.get("/health", headers=headers).status_code == 200
+        complaint = "rubbish.pub is no public key"
+        wait(lambda: any(complaint in str(event) for event in door.said))
+        (door.keys.nodes_folder / "early.pub").unlink()
+        wait(lambda: not served(early))  # though the folder can't be read whole
+        assert served(clinic.signing.verifying)
     finally:
         path.unlink()
+    assert len([event for event in door.said if complaint in str(event)]) == 1
 
 
 def wait(until: Callable[[], bool], seconds: float = 30.0) -> None:

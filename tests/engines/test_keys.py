@@ -1,8 +1,5 @@
 """A federation by TLS with registered keys, as users start it."""
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,65 +7,18 @@ from pathlib import Path
 import pytest
 
 from fedlora.adapters import IdentityError
-from fedlora.cli.processes import free_port
-from fedlora.recipes.loading import dump
-from fedlora.recipes.schema import Recipe
 from fedlora.server.rundir import RunDirectory
 
 from .conftest import RecipeOf
-
-FEDLORA = str(Path(sys.executable).parent / "fedlora")
-
-
-class Federation:
-    """`fedlora` processes of one federation, each with its keys."""
-
-    def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.pki, self.folder, self.recipe = folder / "pki", folder, recipe
-        self.run_dir, self.port = folder / "run", free_port()
-        self.started: list[subprocess.Popen[str]] = []
-        coordinator = self.pki / "coordinator"
-        self.keys("ca", "--out", self.pki / "ca")
-        self.keys("server", "--ca", self.pki / "ca", "--host", "localhost", "--out", coordinator)
-        for node in recipe.node:
-            path = self.pki / node.name
-            self.keys("node", node.name, "--out", path, "--coordinator", coordinator)
-            self.keys("register", path / f"{node.name}.pub", "--coordinator", coordinator)
-
-    def start(self, *arguments: object) -> "subprocess.Popen[str]":
-        command = [FEDLORA, *map(str, arguments)]
-        out = subprocess.PIPE
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True)
-        self.started.append(process)
-        return process
-
-    def keys(self, *arguments: object) -> None:
-        process = self.start("keys", *arguments)
-        said = process.communicate(timeout=60)[0]
-        assert process.returncode == 0, said
-
-    def coordinate(self) -> "subprocess.Popen[str]":
-        file = self.folder / "recipe.toml"
-        file.write_text(dump(self.recipe.model_copy(update={"node": ()})))
-        serving = ("--port", self.port, "--keys", self.pki / "coordinator")
-        return self.start("coordinator", file, *serving, "--run-dir", self.run_dir)
-
-    def join(self, name: str) -> "subprocess.Popen[str]":
-        data = next(node.data for node in self.recipe.node if node.name == name)
-        options = ("--name", name, "--data", data, "--threads", 1, "--keys", self.pki / name)
-        options += ("--model", self.recipe.model.source, "--state-dir", self.folder / name)
-        return self.start("join", f"localhost:{self.port}", *options)
+from .federation import Federation, running
 
 
 @pytest.fixture
 def federation(recipe_of: RecipeOf, tmp_path: Path) -> Iterator[Federation]:
     sites = ("anchor", "birch")
     one = Federation(tmp_path, recipe_of(sites, federation={"rounds": 2, "min_nodes": 2}))
-    yield one
-    for process in one.started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+    with running(one):
+        yield one
 
 
 @pytest.mark.slow

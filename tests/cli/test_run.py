@@ -106,9 +106,14 @@ def test_a_rival_trains_as_long_as_the_federation(done: tuple[Path, Result]) -> 
 
 def test_a_run_is_never_overwritten(done: tuple[Path, Result], call: Call) -> None:
     run, _ = done
+    kept = {path: path.read_bytes() for path in run.glob("ledger/*/*")}
+    assert kept
     again = call("simulate", run / "recipe.toml", "--run-dir", run)
-    assert again.exit_code == 11
-    assert "exists already" in again.stderr
+    assert again.exit_code == 0, again.output  # it is over: nothing is left to do
+    other = call("simulate", run / "recipe.toml", "--run-dir", run, "--set", "seed=99")
+    assert other.exit_code == 11
+    assert "seed: was" in other.stderr
+    assert {path: path.read_bytes() for path in run.glob("ledger/*/*")} == kept
 
 
 def test_generate_answers_every_prompt(done: tuple[Path, Result], call: Call) -> None:

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -90,5 +90,8 @@ def running(federation: Federation) -> Iterator[Federation]:
 
 def descendants(process: "subprocess.Popen[str]", of: str) -> list[psutil.Process]:
     """Processes below `process` with this in their command line."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in found if of in " ".join(one.cmdline())]
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found += [one] if of in " ".join(one.cmdline()) else []
+    return found

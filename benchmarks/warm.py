@@ -70,5 +70,6 @@ def main() -> None:
     header = machine()
     print(rounds(sys.argv[1]))
 
+
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """Starts a ClientApp for each message by forking, with all that it needs loaded already.
 
-Flower's SuperExec starts a new Python for each message, which loads Flower for more than a second of
-CPU time before it does anything. Otherwise this is Flower's SuperExec.
+Flower's SuperExec starts a new Python for each message, which loads Flower for more than a second
+of CPU time before it does anything. Otherwise this is Flower's SuperExec.
 """
 
 import os

@@ -6,8 +6,8 @@ It ends when its main loop does. Flower's own program stays after an error that 
 recover from (an unexpected status, a broken TLS handshake): the thread of its local HTTP server
 keeps the process alive, and whoever supervises it is none the wiser.
 
-It is quicker. Flower's loop looks for a message every 3 s, and for the reply to it every 0.5 s; each
-round sits through both. And ClientApps are forked (`launcher.py`).
+It is quicker. Flower's loop looks for a message every 3 s, and for the reply to it every 0.5 s;
+each round sits through both. And ClientApps are forked (`launcher.py`).
 
 Its local API asks for a secret, so that no other user of the machine can take a message from it.
 """

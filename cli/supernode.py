@@ -30,7 +30,7 @@ _PYTHON = (Path(sys.executable).name, "-P", "-m")
 
 def warm(place: NodePlace) -> dict[str, str]:
     """The configuration of a node whose worker runs."""
-    return {"name": place.name, "worker": str(socket_path(place.state))}
+    return {"worker": str(socket_path(place.state))}
 
 
 def worker(place: NodePlace) -> Child:
@@ -121,7 +121,7 @@ class _Pulse:
 
     def take(self) -> Standing:
         """How things stand, as far as is known."""
-        found, now = look(self._socket, seconds=2.0), time.monotonic()
+        found, now = look(self._socket, seconds=1.0), time.monotonic()
         if found is not None:
             self._standing, self._answered = found, now
         elif now > max(self._answered + SILENCE, self._model.since + START):

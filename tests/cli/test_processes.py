@@ -68,7 +68,8 @@ def test_a_stopped_child_leaves_nothing(tmp_path: Path) -> None:
         assert until(10, lambda: (tmp_path / "log").read_text() != "")
     left = {one.pid for one in psutil.Process().children(recursive=True)} - before
     assert until(5, lambda: not any(map(lives, left)))
-    assert not lives(int((tmp_path / "log").read_text()))
+    grandchild = int((tmp_path / "log").read_text())
+    assert until(5, lambda: not lives(grandchild))
 
 
 def test_a_child_that_ends_is_started_again_and_the_listener_hears_why(
@@ -124,9 +125,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     data.write_text('{"instruction": "a", "response": "b"}\n')
     command = [str(Path(sys.executable).parent / "fedlora"), "join", "127.0.0.1:9"]
     command += ["--name", "site", "--data", str(data), "--state-dir", str(tmp_path / "state")]
-    joined = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    joined = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     children: list[psutil.Process] = []
 
     def started() -> bool:

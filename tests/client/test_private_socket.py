@@ -97,7 +97,7 @@ def test_another_user_who_can_connect_is_cut_off_and_the_owner_still_served(sock
 def test_a_folder_that_others_may_enter_is_not_trusted(folder: Path) -> None:
     path = socket_path(folder)
     path.parent.chmod(0o755)
-    with pytest.raises(EngineError, match="mode 755; expected .* 700"):
+    with pytest.raises(EngineError, match=r"mode 755; expected .* 700"):
         require_own(path)
     assert socket_path(folder) == path  # one's own is put right
     require_own(path)

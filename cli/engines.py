@@ -149,7 +149,7 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
 
     from .processes import free_port
     from .superlink import lead, superlink
-    from .supernode import supernode, worker
+    from .supernode import supernode, warm, worker
 
     port = free_port()
     with superlink(run, "127.0.0.1", port, simulation=False) as child, ExitStack() as nodes:
@@ -163,7 +163,7 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
                 run.recipe.model.source,
             )
             nodes.enter_context(worker(place))
-            nodes.enter_context(supernode(place, f"127.0.0.1:{port}"))
+            nodes.enter_context(supernode(place, f"127.0.0.1:{port}", warm(place)))
         lead(run, child, listener)
 
 

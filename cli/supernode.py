@@ -7,7 +7,7 @@ coordinator that is away is waited for, but not for ever.
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedlora.adapters import errors
@@ -28,6 +28,11 @@ FATAL = ("BaseMismatchError", "DataError", "ModelError", "RecipeError")
 _PYTHON = (Path(sys.executable).name, "-P", "-m")
 
 
+def warm(place: NodePlace) -> dict[str, str]:
+    """The configuration of a node whose worker runs."""
+    return {"worker": str(socket_path(place.state))}
+
+
 def worker(place: NodePlace) -> Child:
     """Start the process that holds a node's model."""
     socket, config = socket_path(place.state), json.dumps(place.config())
@@ -39,19 +44,19 @@ def worker(place: NodePlace) -> Child:
     )
 
 
-def supernode(place: NodePlace, address: str) -> Child:
-    """Start the process that speaks to the coordinator at `address` (host:port)."""
-    values = {"name": place.name, "worker": str(socket_path(place.state))}
-    config = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+def supernode(place: NodePlace, address: str, config: Mapping[str, str]) -> Child:
+    """Start the process that speaks to the coordinator.
+
+    Args:
+        place: who the node is.
+        address: host:port of the coordinator.
+        config: what the node's ClientApp is told: `warm(place)`, or `place.config()` for one that
+            loads the model itself, each time anew.
+    """
+    values = [f"{key}={json.dumps(value)}" for key, value in config.items()]
     command = [*_PYTHON, "fedlora.client.supernode", *_security(place.keys)]
-    command += [
-        "--superlink",
-        address,
-        "--port",
-        str(free_port()),
-        "--node-config",
-        " ".join(config),
-    ]
+    command += ["--superlink", address, "--port", str(free_port())]
+    command += ["--node-config", " ".join(values)]
     environment = {**FLOWER_ENVIRONMENT, "FLWR_HOME": str(place.state / "flower")}
     return Child(command, environment, place.state / "node.log", "the SuperNode")
 
@@ -89,7 +94,7 @@ def serve(
 
     with (
         Supervised(lambda: worker(place), patience, tell) as model,
-        Supervised(lambda: supernode(place, address), patience, tell) as node,
+        Supervised(lambda: supernode(place, address, warm(place)), patience, tell) as node,
     ):
         contact, pulse, last = _Contact(away, address, patience), _Pulse(model, place), Standing()
         while not (standing := pulse.take()).done:
@@ -124,7 +129,7 @@ class _Pulse:
 
     def take(self) -> Standing:
         """How things stand, as far as is known."""
-        found, now = look(self._socket, seconds=2.0), time.monotonic()
+        found, now = look(self._socket, seconds=1.0), time.monotonic()
         if found is not None:
             self._standing, self._answered = found, now
         elif now > max(self._answered + SILENCE, self._model.since + START):

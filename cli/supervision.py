@@ -70,7 +70,7 @@ class Supervised:
                 self._plan(now)
         elif now >= self._due:
             if now - self._well > self._patience:
-                raise EngineError(f"given up after {self._ends} times: {self._ended}")
+                raise EngineError(f"given up after {self._patience:g} s of this: {self._ended}")
             self.child, self.since, self._ended = self._start(), now, ""
 
     def kill(self, reason: str) -> None:

@@ -29,8 +29,7 @@ class NodeApp(ClientApp):
         try:
             return relay(message, Path(str(socket)))
         except EngineError as error:
-            reason = f"{context.node_config.get('name', 'node')}: {error}"
-            failure = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason)
+            failure = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=str(error))
             return Message(failure, reply_to=message)
 
 

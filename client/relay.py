@@ -52,7 +52,7 @@ def relay(
             reason = str(error)
         except grpc.RpcError as error:
             reason = _REASONS.get(error.code(), f"failed: {error.code()} {error.details()}")
-    raise EngineError(f"the worker at {socket} {reason}")
+    raise EngineError(f"the node's worker {reason}")
 
 
 class _Conversation:

@@ -126,7 +126,8 @@ class TunedModel:
     def _fold(self, residuals: Mapping[str, Residual]) -> None:
         """Fold one round's residuals, and measure what became of the weights."""
         check_residuals(self.model, residuals)
-        layers = {name: lora_layers(self.model)[name] for name in residuals}
+        found = lora_layers(self.model)
+        layers = {name: found[name] for name in residuals}
         before = {
             name: weight_products(layer.get_base_layer().weight, layer.fan_in_fan_out, _PROBE_SEED)
             for name, layer in layers.items()

@@ -4,9 +4,9 @@
 
 SmolLM2-135M, two nodes behind a SuperLink on loopback, rounds of one step. Cold nodes are what
 Flower makes of a ClientApp by itself: its own SuperNode, and a new process for each message, which
-loads libraries, model, data and all residuals anew. Warm nodes are those of `fedlora join`: a worker
-keeps all that, and Flower's SuperNode and launcher run without their pauses. "Worker alone" has the
-worker, but Flower's own SuperNode: what the rest is worth.
+loads libraries, model, data and all residuals anew. Warm nodes are those of `fedlora join`: a
+worker keeps all that, and Flower's SuperNode and launcher run without their pauses. "Worker alone"
+has the worker, but Flower's own SuperNode: what the rest is worth.
 
 The kinds take turns. Counted is a round's time less the training of its slowest node; the first
 round of each run, in which a worker loads the model too, stands apart. Writes results/warm.json.

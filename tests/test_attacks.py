@@ -1,6 +1,7 @@
 """S2: nothing that is written or accepted can run code."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,6 @@ def test_S2_no_code_of_ours_reads_pickles_or_runs_text() -> None:
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()
-            for word in (
-                "import pickle",
-                "torch.load(",
-                "eval(",
-                "exec(",
-                "trust_remote_code=True",
-            ):
-                found = text.replace(".eval()", "").replace("safetensors.torch.load(", "")
-                assert word not in found, f"{path}: {word}"
+            text = text.replace(".eval()", "").replace("safetensors.torch.load(", "")
+            for word in WORDS:
+                assert not re.search(rf"(?<!\w){re.escape(word)}", text), f"{path}: {word}"

@@ -128,5 +128,5 @@ def test_a_state_folder_serves_one_node_at_a_time(place: NodePlace, tmp_path: Pa
         pytest.raises(RunError, match="in use by another node; give this one a --state-dir"),
     ):
         engines.join(
-            "127.0.0.1:9", "site", place.data, None, place.state, 1, None, lambda event: None
+            "127.0.0.1:9", "site", place.data, None, place.state, 1, None, None, lambda event: None
         )

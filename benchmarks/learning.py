@@ -77,7 +77,7 @@ def clinc150(data: Path, seed: int) -> Problem:
             "lora": {"rank": 8, "alpha": 16.0},
             "train": {"steps": 8, "batch_size": 16, "learning_rate": 5e-3, "max_length": 64},
             "data": {"format": "classification", "heldout": 0.0},
-            "federation": {"rounds": 60},
+            "federation": {"rounds": 20},
         },
         nodes,
         random.Random(seed).sample(rows, 500),

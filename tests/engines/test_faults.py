@@ -80,7 +80,7 @@ def test_F1_F2_coordinator_superlink_worker_app_and_node_are_killed_in_turn(
 def test_F3_F4_a_frozen_node_is_named_and_the_run_ends_without_it(
     recipe_of: RecipeOf, tmp_path: Path
 ) -> None:
-    settings = {"rounds": 50, "min_nodes": 2, "deadline": 8.0, "retries": 1, "wait": 15.0}
+    settings = {"rounds": 50, "min_nodes": 2, "deadline": 20.0, "retries": 1, "wait": 60.0}
     with running(Federation(tmp_path, recipe_of(SITES, federation=settings))) as federation:
         coordinator = federation.coordinate()
         nodes = {site: federation.join(site) for site in SITES}

@@ -82,6 +82,21 @@ def memory(results: Any) -> str:
     return table(["nodes", "peak MB"], rows) + ratio
 
 
+def warm(results: Any) -> str:
+    """Seconds of a round beyond training, by kind of node."""
+    rows = []
+    for kind, runs in results["runs"].items():
+        first = ", ".join(f"{one['seconds'][0]:.1f}" for one in runs)
+        loads = ", ".join(f"{one['load']:.1f}" for one in runs)
+        rows.append([kind, f"{results['median_seconds'][kind]:.1f}", first, loads])
+    header = ["nodes", "median s", "first round of each run, s", "load before each run"]
+    return (
+        table(header, rows)
+        + f"\n\nCold to warm: {results['cold_to_warm']:.1f}; of that, the worker alone "
+        f"{results['cold_to_worker_alone']:.1f}."
+    )
+
+
 def learning(results: Any) -> str:
     """Mean and standard deviation over seeds."""
     parts = []
@@ -103,6 +118,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "aggregation": ("Aggregation", aggregation),
     "training": ("A node's training against a bare torch and PEFT loop", training),
     "memory": ("Memory of a simulation in one process", memory),
+    "warm": ("Seconds of a round beyond training: warm nodes against cold ones", warm),
     "learning": ("Learning on real text", learning),
 }
 

@@ -1,22 +1,25 @@
 """Starts a ClientApp for each message by forking, with all that it needs loaded already.
 
 Flower's SuperExec starts a new Python for each message, which loads Flower for more than a second
-of CPU time before it does anything. Otherwise this is Flower's SuperExec.
+of CPU time before it does anything. And it would import what the coordinator sends; here a bundle
+that carries code is refused. Otherwise this is Flower's SuperExec.
 """
 
 import os
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from flwr.supernode.runtime import run_clientapp as clientapp
 
 from . import app  # noqa: F401  # loaded now, so that no ClientApp has to
+from .bundle import require_codeless
 
 
 class ForkingExecutor(SubprocessExecutor):
@@ -55,7 +58,9 @@ def _run(spec: ExecutionSpec) -> NoReturn:
     """Serve one task, and never return into Flower's loop above."""
     code = 1
     try:
-        run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=os.getppid())
+        clientapp.run_clientapp(
+            spec.runtime_api_address, spec.token, insecure=True, parent_pid=os.getppid()
+        )
     except SystemExit as end:  # how it ends by itself
         code = int(end.code or 0)
     except BaseException:
@@ -68,5 +73,12 @@ def _run(spec: ExecutionSpec) -> NoReturn:
 
 def launch_apps(address: str, secret: bytes) -> None:
     """Serve the SuperNode at `address` (host:port on loopback) that knows `secret`."""
+    install = clientapp.install_from_fab
+
+    def install_codeless(bundle: bytes, skip_prompt: bool) -> Path:
+        require_codeless(bundle)
+        return install(bundle, skip_prompt=skip_prompt)
+
+    vars(clientapp)["install_from_fab"] = install_codeless
     vars(superexec)["get_executor"] = lambda *_, **__: ForkingExecutor()
     superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret)

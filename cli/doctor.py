@@ -1,7 +1,10 @@
 """`fedlora doctor`: is this machine fit to run a federation?"""
 
 import dataclasses
+import itertools
 import json
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,14 +13,23 @@ from .options import AsJson
 EXAMPLE = "Example: fedlora doctor"
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Check this folder of `fedlora keys` too.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check packages, memory, disk, devices, bundled models and the port; say how to mend each."""
     from fedlora.adapters.errors import EngineError
 
+    from .key_checks import examine_keys
     from .machine import examine
 
     fatal = []
-    for check in examine():
+    for check in itertools.chain(examine(), examine_keys(keys) if keys else ()):
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(check), ensure_ascii=False))
         else:

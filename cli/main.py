@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import config, coordinator, doctor, export, generate, join, recipes, simulate
+from . import config, coordinator, doctor, export, generate, join, keys, recipes, simulate
 from .errors import EXIT_CODES, TERMINATED, Commands
 
 RUN, USE, KNOW = "Run a federation", "Use the tuned model", "Recipes and machine"
@@ -57,6 +57,7 @@ for _module, _panel in (
 ):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, rich_help_panel=_panel, epilog=_module.EXAMPLE)(getattr(_module, _name))
+app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW)
 

@@ -18,12 +18,18 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
     ssh_key_fingerprint,
 )
 
 from fedlora.adapters.errors import IdentityError
+
+from .keyfiles import read
 
 KINDS = frozenset({"evaluation", "head", "hello", "introduction", "update"})
 
@@ -51,7 +57,7 @@ class VerifyingKey:
         Raises:
             IdentityError: if it is missing, garbled, or of another type.
         """
-        return cls.from_bytes(_read(path), str(path))
+        return cls.from_bytes(read(path), str(path))
 
     @classmethod
     def from_bytes(cls, line: bytes, source: str = "public key") -> "VerifyingKey":
@@ -74,6 +80,16 @@ class VerifyingKey:
         """`SHA256:...`, as ssh-keygen prints it."""
         digest = ssh_key_fingerprint(self.public, hashes.SHA256())
         return "SHA256:" + b64encode(digest).decode().rstrip("=")
+
+    @property
+    def pem(self) -> bytes:
+        """The key as Flower sends it along."""
+        return self.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    def line(self, name: str) -> bytes:
+        """The content of a public key file with the owner's name."""
+        key = self.public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        return key + f" {name}\n".encode()
 
     def check(self, kind: str, body: bytes, signature: bytes) -> None:
         """See that this key's owner signed this body as this kind of message.
@@ -99,13 +115,18 @@ class SigningKey:
     _private: ec.EllipticCurvePrivateKey
 
     @classmethod
+    def generate(cls) -> "SigningKey":
+        """A new key."""
+        return cls(ec.generate_private_key(ec.SECP384R1()))
+
+    @classmethod
     def load(cls, path: Path) -> "SigningKey":
         """Read a private key file, without a passphrase.
 
         Raises:
             IdentityError: if it is missing, garbled, of another type, or has a passphrase.
         """
-        data = _read(path)
+        data = read(path)
         key = _parsed(lambda: load_ssh_private_key(data, password=None), str(path), "private key")
         if not isinstance(key, ec.EllipticCurvePrivateKey) or not _p384(key.curve):
             raise IdentityError(f"{path}: wrong type of key; expected {_WANTED}")
@@ -115,6 +136,11 @@ class SigningKey:
     def verifying(self) -> VerifyingKey:
         """The public half."""
         return VerifyingKey(self._private.public_key())
+
+    @property
+    def openssh(self) -> bytes:
+        """The content of a private key file, without a passphrase."""
+        return self._private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
     @property
     def fingerprint(self) -> str:
@@ -143,13 +169,6 @@ def _digest(kind: str, body: bytes) -> bytes:
         digest.update(struct.pack(">Q", len(part)))
         digest.update(part)
     return digest.digest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IdentityError(f"cannot read the key {path}: {error.strerror}") from None
 
 
 def _parsed(load: Callable[[], Key], source: str, what: str) -> Key:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from fedlora.adapters import IdentityError
 from fedlora.protos import SigningKey, VerifyingKey
 from fedlora.protos.envelope import KINDS
 
-KEY = SigningKey(ec.generate_private_key(ec.SECP384R1()))
+KEY = SigningKey.generate()
 BODY = b"factors of round 3"
 
 
@@ -37,7 +36,7 @@ def test_the_files_of_ssh_keygen_sign_and_check(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_S8_a_signature_holds_for_one_key(kind: str) -> None:
-    other = SigningKey(ec.generate_private_key(ec.SECP384R1()))
+    other = SigningKey.generate()
     with pytest.raises(IdentityError, match=f"this {kind} does not carry a signature of the key"):
         KEY.verifying.check(kind, BODY, other.sign(kind, BODY))
 
@@ -106,7 +105,7 @@ def test_another_type_of_key_is_refused(tmp_path: Path, arguments: tuple[str, ..
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     for kind in (SigningKey, VerifyingKey):
-        with pytest.raises(IdentityError, match=r"cannot read the key .*none: No such file"):
+        with pytest.raises(IdentityError, match=r"cannot read .*none: No such file"):
             kind.load(tmp_path / "none")
 
 

@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from . import config, coordinator, doctor, export, generate, join, keys, recipes, simulate
+from . import (
+    client_keys,
+    config,
+    coordinator,
+    doctor,
+    export,
+    generate,
+    hub,
+    join,
+    keys,
+    pull,
+    recipes,
+    simulate,
+    watch,
+)
 from .errors import EXIT_CODES, TERMINATED, Commands
 
 RUN, USE, KNOW = "Run a federation", "Use the tuned model", "Recipes and machine"
@@ -51,12 +65,16 @@ for _module, _panel in (
     (simulate, RUN),
     (coordinator, RUN),
     (join, RUN),
+    (hub, RUN),
+    (pull, USE),
+    (watch, USE),
     (generate, USE),
     (export, USE),
     (doctor, KNOW),
 ):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, rich_help_panel=_panel, epilog=_module.EXAMPLE)(getattr(_module, _name))
+keys.app.command("client", epilog=client_keys.EXAMPLE)(client_keys.client)
 app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW)

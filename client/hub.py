@@ -5,10 +5,10 @@ Nothing here loads a model: `fedlora.client.pulling` turns what comes into files
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -36,6 +36,7 @@ PATIENCE = 30.0  # seconds in which a hub that was there may come back
 PAUSE = 0.5  # seconds before it is asked again
 
 Reply = TypeVar("Reply")
+Stream: TypeAlias = Generator[Reply, None, None]
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),  # an offer of some 100,000 files
@@ -91,7 +92,7 @@ class Hub:
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
         self._silence, self._patience = silence, patience
         self._channel = _channel(address, keys)
-        self._stub: Any = HubStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._stub: Any = HubStub(self._channel)
 
     def __enter__(self) -> "Hub":
         """Hang up on leaving."""
@@ -114,7 +115,7 @@ class Hub:
             EngineError: if it doesn't answer.
         """
 
-        def once() -> Iterator[Description]:
+        def once() -> Stream[Description]:
             yield self._checked(
                 lambda: self._stub.Describe(
                     DescribeRequest(), metadata=self._metadata, timeout=self._silence
@@ -124,7 +125,7 @@ class Hub:
         [description] = self._patiently(once)
         return description
 
-    def watch(self, after: int | None = None) -> Iterator[HeadNews]:
+    def watch(self, after: int | None = None) -> Stream[HeadNews]:
         """The latest head, or all after a round that is known; then each as it is committed.
 
         A hub that is started again is found again, and no head is missed or told twice.
@@ -135,7 +136,7 @@ class Hub:
         """
         known = after
 
-        def once() -> Iterator[WatchReply]:
+        def once() -> Stream[WatchReply]:
             request = WatchRequest(after=known)
             yield from self._stream(self._stub.Watch(request, metadata=self._metadata))
 
@@ -144,7 +145,7 @@ class Hub:
                 known = reply.news.round
                 yield reply.news
 
-    def pull(self, request: Callable[[], PullRequest]) -> Iterator[PullReply]:
+    def pull(self, request: Callable[[], PullRequest]) -> Stream[PullReply]:
         """The offer and the pieces that a request brings; from the offer on again where it breaks.
 
         Args:
@@ -161,9 +162,9 @@ class Hub:
 
     def _patiently(
         self,
-        once: Callable[[], Iterator[Reply]],
+        once: Callable[[], Stream[Reply]],
         counts: Callable[[Reply], bool] = lambda reply: True,
-    ) -> Iterator[Reply]:
+    ) -> Stream[Reply]:
         """Replies of one call after the other, until one ends well or patience does.
 
         Only a hub that has answered is waited for: at the first call it is there or it isn't.
@@ -172,7 +173,7 @@ class Hub:
         heard: float | None = None
         while True:
             try:
-                with closing(once()) as replies:  # type: ignore[type-var]  # generators
+                with closing(once()) as replies:
                     for reply in replies:
                         if heard is None or counts(reply):
                             heard = time.monotonic()
@@ -189,7 +190,7 @@ class Hub:
                     ) from None
             time.sleep(PAUSE)
 
-    def _stream(self, call: Any) -> Iterator[Any]:
+    def _stream(self, call: Any) -> Stream[Any]:
         """Messages of a stream, which is cut when it falls silent."""
         try:
             while True:
@@ -210,7 +211,7 @@ class Hub:
         try:
             return receive()
         except grpc.RpcError as error:
-            status, details = error.code(), error.details()  # type: ignore[attr-defined]
+            status, details = error.code(), error.details() or ""
             if refused := error_of(status, details):
                 raise refused from None
             if status == grpc.StatusCode.UNIMPLEMENTED:

@@ -68,7 +68,7 @@ def pull(
         RunError: if the folder holds something else, or has no room.
         EngineError: if the hub doesn't answer.
     """
-    asked = PullRequest(form=Form.Value(f"FORM_{form.upper()}"), round=round, since=since)
+    asked = PullRequest(form=f"FORM_{form.upper()}", round=round, since=since)
     with PullFolder.locked(folder.absolute()) as place:
         receiver = _Receiver(place, asked, hub.trusted, model, told)
         with closing(hub.pull(receiver.request)) as replies:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -25,7 +25,7 @@ REQUEST = 10.0  # seconds in which a request must have come
 STALL = 60.0  # seconds in which a reader must take the next message
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Identify = Callable[[Context], str]
 
 
@@ -56,7 +56,7 @@ def by_place(context: Context) -> str:
     return "this machine"
 
 
-class Doorkeeper(grpc.aio.ServerInterceptor[Any, Any]):
+class Doorkeeper(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # at run time it has none
     """Lets calls through to a service."""
 
     def __init__(self, identify: Identify, stall: float = STALL, request: float = REQUEST) -> None:

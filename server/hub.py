@@ -35,7 +35,7 @@ HEARTBEAT = 10.0  # seconds
 POLL = 0.5  # seconds between looks into the ledger
 
 
-class HubService(HubServicer):  # type: ignore[misc]  # generated, untyped
+class HubService(HubServicer):
     """Serves one run."""
 
     def __init__(

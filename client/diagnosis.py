@@ -26,15 +26,17 @@ def diagnose(address: str, keys: ClientKeys | None) -> None:
         _greet(host, port, keys)
     except ssl.SSLCertVerificationError as error:
         raise IdentityError(f"{address}: {_distrust(error, host, keys)}") from None
-    except ssl.SSLError as error:
+    except ssl.SSLError:
         if keys is not None:
-            raise IdentityError(f"{address}: {_refusal(error, keys)}") from None
+            raise IdentityError(
+                f"{address} answers without TLS: it is another service, or a hub without --keys"
+            ) from None
     except OSError:
         return
 
 
 def _greet(host: str, port: int, keys: ClientKeys | None) -> None:
-    """A handshake, and the first byte after it: there a server says if it wants a certificate."""
+    """A handshake, and the first byte after it: a hub hangs up there if it wants a certificate."""
     context = ssl.create_default_context(cafile=str(keys.authority) if keys else None)
     context.set_alpn_protocols(["h2"])
     if keys is None:
@@ -49,7 +51,8 @@ def _greet(host: str, port: int, keys: ClientKeys | None) -> None:
             raise IdentityError(
                 f"{host}:{port} answers by TLS alone: name a folder with its ca.crt with --keys"
             )
-        greeted.recv(1)
+        if not greeted.recv(1):
+            raise IdentityError(f"{host}:{port}: {_refusal(keys)}")
 
 
 def _distrust(error: ssl.SSLCertVerificationError, host: str, keys: ClientKeys | None) -> str:
@@ -68,13 +71,13 @@ def _distrust(error: ssl.SSLCertVerificationError, host: str, keys: ClientKeys |
     )
 
 
-def _refusal(error: ssl.SSLError, keys: ClientKeys) -> str:
-    reason = (error.reason or str(error)).lower().replace("_", " ")
-    if "wrong version number" in reason:
-        return "it answers without TLS: it is another service, or a hub without --keys"
-    if "certificate required" in reason or keys.own is None:
+def _refusal(keys: ClientKeys) -> str:
+    if keys.own is None:
         return (
             f"the hub asks for a certificate, and there is no client.crt in {keys.folder}: its "
             "operator makes one with `fedlora keys client`"
         )
-    return f"the hub does not accept the certificate {keys.folder / 'client.crt'} ({reason})"
+    return (
+        f"the hub does not accept the certificate {keys.folder / 'client.crt'}: its authority did "
+        "not sign it, or it has expired there"
+    )

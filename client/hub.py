@@ -42,6 +42,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),  # an offer of some 100,000 files
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),  # a watch may have nothing to say for long
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]

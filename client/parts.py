@@ -68,6 +68,12 @@ class Parts:
         begun.replace(self._folder / digest)
         return True
 
+    def clear(self) -> None:
+        """Throw away what is left of other pulls, when one has come to its end."""
+        self.close()
+        for path in self._folder.iterdir():
+            path.unlink()
+
     def close(self) -> None:
         """Leave the part that is being written for later."""
         if self._file is not None:

@@ -12,6 +12,7 @@ from fedlora.protos.hub_pb2 import Form, Held, Piece, PullReply, PullRequest
 from .hub import Hub
 from .offers import CheckedOffer, checked_offer
 from .pullfolder import PullFolder
+from .settling import Settler
 
 _MOST = 20_000  # files that a request may say are held
 
@@ -70,6 +71,8 @@ def pull(
     """
     asked = PullRequest(form=f"FORM_{form.upper()}", round=round, since=since)
     with PullFolder.locked(folder.absolute()) as place:
+        if form == "cheapest" and since is None and (whole := place.whole_round(round)) is not None:
+            asked.since = whole  # also where the hub has dropped the snapshot that is here
         receiver = _Receiver(place, asked, hub.trusted, model, told)
         with closing(hub.pull(receiver.request)) as replies:
             for reply in replies:
@@ -113,14 +116,19 @@ class _Receiver:
         """Let everything take its place; raises as `pull`."""
         if self._offer is None or self._missing:
             raise WireError(f"the hub ended before it had sent {len(self._missing)} file(s)")
-        self._place.settle(self._offer)
-        offer = self._offer.proto
+        settler, offer = Settler(self._place, self._offer), self._offer.proto
+        if self._offer.merged:
+            settler.merged()
+        else:
+            settler.ledger(self._place.agreed(offer.recipe, self._model))
         size = sum(file.size for file in offer.files)
         form = Form.Name(offer.form).removeprefix("FORM_").lower()
         return Pulled(folder, offer.run, offer.round, offer.head, form, size, self._received)
 
     def _open(self, offer: CheckedOffer) -> None:
-        self._place.expect(offer, self._model)
+        self._place.expect(offer)
+        if not offer.merged:
+            self._place.agreed(offer.proto.recipe, self._model)
         self._offer, self._asked.round = offer, offer.proto.round  # and no other, if asked again
         held, self._missing, self._left = self._place.held(), [], 0
         for digest, file in offer.files.items():

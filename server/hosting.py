@@ -26,6 +26,7 @@ _OPTIONS = [
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),  # a watch may have nothing to say for long
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # clients ask every 20 s
 ]
 

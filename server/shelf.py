@@ -99,7 +99,10 @@ class Shelf:
             before = self.record(since).history
             if since > record.round or record.history[: len(before)] != before:
                 raise RunError(f"round {record.round} does not build on round {since}")
-        return [*self._rounds(range(first, record.round + 1)), self._adapter(record)]
+        files = list(self._rounds(range(first, record.round + 1)))
+        if since == record.round:
+            files.append(self._entry(record.round).record)
+        return [*files, self._ledger_file(record.round, ADAPTER, record.adapter)]
 
     def snapshot(self, record: HeadRecord) -> Snapshot | None:
         """The latest snapshot that a head can be reached from, if one was taken."""
@@ -110,8 +113,10 @@ class Shelf:
         covered = self._covered_by(record, snapshot)
         name = f"ledger/{covered:04d}/snapshot-{snapshot.digest}.safetensors"
         weights = _measured(name, snapshot.path, snapshot.digest)
-        of_covered = self._entry(covered).record
-        return [of_covered, weights, *self.log(record, since=covered)]
+        later = self.log(record, since=covered)
+        if covered < record.round:
+            later.insert(0, self._entry(covered).record)
+        return [weights, *later]
 
     def _covered_by(self, record: HeadRecord, snapshot: Snapshot) -> int:
         """The first round with the history that a snapshot stands for."""
@@ -124,9 +129,6 @@ class Shelf:
             if entry.residual:
                 yield self._ledger_file(round, RESIDUAL, entry.residual)
             yield entry.record
-
-    def _adapter(self, record: HeadRecord) -> ShelfFile:
-        return self._ledger_file(record.round, ADAPTER, record.adapter)
 
     def _entry(self, round: int) -> _Entry:
         path = self._heads.folder(round) / RECORD

@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from fedlora.adapters import BaseMismatchError, RunError
 from fedlora.client.hub import Hub
+from fedlora.client.pullfolder import PullFolder
 from fedlora.client.pulling import Pulled, pull
 from fedlora.recipes.loading import dump
-from fedlora.server.making import MERGED, make
+from fedlora.server.making import MERGED, SNAPSHOT, make
 from fedlora.server.rundir import RunDirectory
 
 from .conftest import ROUNDS, commit, fabricated, hosted
@@ -162,11 +163,46 @@ def test_a_folder_with_something_else_is_left_alone(
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(RunError, match="but other files: name another"):
-        take(address, tmp_path / "mine", 0, form)
     copy = shutil.copytree(tiny_run.path, tmp_path / "run")
-    with pytest.raises(RunError, match="but other files: name another"):
-        take(address, copy, 0, form)
+    for folder in (tmp_path / "mine", copy):
+        with pytest.raises(RunError, match="holds other files than a pull's: name another"):
+            take(address, folder, 0, form)
+        assert not (folder / ".pull").exists()
+
+
+@pytest.mark.parametrize(("form", "other"), [("log", "merged"), ("merged", "log")])
+def test_one_folder_is_one_kind(address: str, tmp_path: Path, form: str, other: str) -> None:
+    take(address, tmp_path / "pulled", 0, form)
+    with pytest.raises(RunError, match=r"was pulled into .* before: name another"):
+        take(address, tmp_path / "pulled", 0, other)
+
+
+def test_two_pulls_do_not_share_a_folder(address: str, tmp_path: Path) -> None:
+    with PullFolder.locked(tmp_path / "pulled"), pytest.raises(RunError, match="another pull is"):
+        take(address, tmp_path / "pulled")
+
+
+def test_a_follower_is_sent_a_residual_where_the_hub_has_taken_new_snapshots(
+    tiny_run: RunDirectory, tmp_path: Path
+) -> None:
+    """What it began with, the hub has no more; yet all weights anew would be a waste."""
+    run = RunDirectory.open(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    for round in (3, 4):
+        shutil.move(run.heads.folder(round), tmp_path / f"{round}")
+    make(run, 2, SNAPSHOT)
+    [early] = (run.path / "hub").glob("snapshot-0002*/files/*")
+    shutil.copy(early, run.heads.folder(2))
+    with hosted(run) as address:
+        assert take(address, tmp_path / "pulled", form="snapshot").round == 2
+        (run.heads.folder(2) / early.name).unlink()
+        for round in (3, 4):
+            shutil.move(tmp_path / f"{round}", run.heads.folder(round))
+            pulled = take(address, tmp_path / "pulled")
+            assert pulled.form == "log"
+            assert pulled.received == sizes(tmp_path / "pulled", f"ledger/000{round}/*")
+    head = RunDirectory.open(tmp_path / "pulled").head()
+    assert head.snapshot is not None
+    assert (head.round, head.snapshot.covers, len(head.residuals)) == (4, 2, 2)
 
 
 def test_a_folder_of_another_run_is_left_alone(address: str, tmp_path: Path) -> None:

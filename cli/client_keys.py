@@ -35,12 +35,11 @@ def client(
     as_json: AsJson = False,
 ) -> None:
     """Make the certificate of a party that takes the model from the hub."""
-    from fedlora.protos.certificates import load_certificate
     from fedlora.protos.clientkeys import make_client
     from fedlora.protos.keys import AuthorityKeys
 
-    make_client(out, AuthorityKeys.open(ca), name, days, coordinator)
-    until = load_certificate(out / "client.crt").not_valid_after_utc.date().isoformat()
+    keys = make_client(out, AuthorityKeys.open(ca), name, days, coordinator)
+    until = keys.expires["client.crt"].date().isoformat()
     if as_json:
         typer.echo(json.dumps({"folder": str(out), "name": name, "expires": until}))
     else:

@@ -59,11 +59,16 @@ class PullFolder:
                 try:
                     yield held
                 finally:
-                    held.parts.close()
+                    held.leave()
         except Timeout:
             raise RunError(f"another pull is at work in {folder}") from None
         except OSError as error:
             raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+    def leave(self) -> None:
+        """Keep what has come; leave nothing hidden where nothing has."""
+        if not self.parts.sizes() and {one.name for one in self.root.iterdir()} == {HIDDEN}:
+            shutil.rmtree(self.root / HIDDEN)
 
     def held(self) -> dict[str, int]:
         """Bytes of each file that are there, whole or begun, by digest in hex."""

@@ -48,6 +48,7 @@ class Settler:
                 self._put(name, digest, fresh)
             if not (ledger / round).exists():
                 (fresh / "ledger" / round).rename(ledger / round)
+        shutil.rmtree(hidden / "fresh", ignore_errors=True)
         self._place.parts.clear()
 
     def merged(self) -> None:

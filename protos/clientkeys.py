@@ -8,6 +8,7 @@ A node's folder serves as well: it has the first two, and a token says who calls
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from .authority import issue_client
@@ -25,11 +26,13 @@ class ClientKeys:
         folder: where it is.
         coordinator: checks offers; None to trust TLS alone.
         own: private key and certificate, both PEM; None where a token says who calls.
+        expires: until when each certificate is valid.
     """
 
     folder: Path
     coordinator: VerifyingKey | None
     own: tuple[bytes, bytes] | None
+    expires: dict[str, datetime]
 
     @classmethod
     def open(cls, folder: Path) -> "ClientKeys":
@@ -39,16 +42,18 @@ class ClientKeys:
             IdentityError: naming the file that is missing, exposed, expired, or another's.
         """
         folder = folder.absolute()
-        load_certificate(folder / "ca.crt")
+        expires = {"ca.crt": load_certificate(folder / "ca.crt").not_valid_after_utc}
         public, key, certificate = (
             folder / name for name in (f"{COORDINATOR}.pub", "client.key", "client.crt")
         )
         own = None
         if certificate.exists():
             require_private([key])
-            require_match(load_certificate(certificate), load_key(key), key)
-            own = read(key), read(certificate)
-        return cls(folder, VerifyingKey.load(public) if public.exists() else None, own)
+            loaded = load_certificate(certificate)
+            require_match(loaded, load_key(key), key)
+            own, expires["client.crt"] = (read(key), read(certificate)), loaded.not_valid_after_utc
+        trusted = VerifyingKey.load(public) if public.exists() else None
+        return cls(folder, trusted, own, expires)
 
     @property
     def authority(self) -> Path:

@@ -236,6 +236,7 @@ def test_residuals_that_are_alike_are_sent_once(tmp_path: Path) -> None:
 def test_what_cannot_be_had_is_said(tiny_run: RunDirectory, address: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the hub has no round 9; it has 0 to 4"):
         take(address, tmp_path / "pulled", 9)
+    assert not list((tmp_path / "pulled").iterdir())
     with pytest.raises(RunError, match="round 2 does not build on round 3"):
         take(address, tmp_path / "pulled", 2, "log", since=3)
     with pytest.raises(RunError, match="round 0 has folded nothing yet: pull it as log"):
@@ -250,6 +251,7 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
             pull(hub, tmp_path / "pulled")
 
 
+@pytest.mark.slow
 def test_a_base_that_is_gone_is_named_where_a_model_must_be_made(tmp_path: Path) -> None:
     run = fabricated(tmp_path / "run", [400])
     recipe = run.recipe.model_copy(

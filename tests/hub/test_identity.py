@@ -11,11 +11,12 @@ import pytest
 from click.testing import Result
 
 from fedlora.adapters import EngineError, IdentityError
+from fedlora.cli.key_checks import examine_keys
 from fedlora.client.hub import Hub
 from fedlora.protos import authority
 from fedlora.protos.clientkeys import ClientKeys, make_client
 from fedlora.protos.keymaking import introduce, make_authority, make_coordinator, make_node
-from fedlora.protos.keys import AuthorityKeys, CoordinatorKeys, NodeKeys
+from fedlora.protos.keys import CoordinatorKeys, NodeKeys
 from fedlora.protos.tokens import Tokens, load_token
 from fedlora.server.hosting import serve
 from fedlora.server.rundir import RunDirectory
@@ -237,4 +238,10 @@ def test_the_command_makes_a_client(pki: Path, tmp_path: Path, call: Call) -> No
     assert keys.coordinator == CoordinatorKeys.open(pki / "coordinator").signing.verifying
     assert (tmp_path / "c" / "client.key").stat().st_mode & 0o777 == 0o600
     assert call("keys", "client", "archive", *options).exit_code == 12
-    assert AuthorityKeys.open(pki / "ca").folder == pki / "ca"
+
+
+def test_doctor_knows_a_client(pki: Path, tmp_path: Path) -> None:
+    trusted = CoordinatorKeys.open(pki / "coordinator").signing.fingerprint
+    known, expiry = examine_keys(pki / "library")
+    assert known.found == f"client of a hub, trusts coordinator {trusted}"
+    assert "client.crt until 20" in expiry.found

@@ -24,6 +24,7 @@ from fedlora.protos.clientkeys import ClientKeys, make_client
 from fedlora.protos.hub_pb2 import FORM_LOG, Offer, PullRequest
 from fedlora.protos.hub_pb2_grpc import HubStub, add_HubServicer_to_server
 from fedlora.protos.keys import AuthorityKeys, CoordinatorKeys
+from fedlora.server import doorkeeper
 from fedlora.server.doorkeeper import STREAMS_PER_PARTY, Doorkeeper, by_place
 from fedlora.server.hosting import serve
 from fedlora.server.hub import HubService
@@ -51,6 +52,18 @@ def test_a_party_has_so_many_streams_and_others_theirs(
         time.sleep(0.5)
         with Hub(address, library) as again:
             assert again.describe().run == "tiny"
+
+
+def test_all_parties_together_have_so_many_streams(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorkeeper, "STREAMS", 1)
+    with Hub(address) as hub, Hub(address) as other:
+        watch = hub.watch()
+        next(watch)
+        with pytest.raises(EngineError, match="all parties together 1 of 1"):
+            other.describe()
+        watch.close()
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def test_a_puller_that_dies_goes_on_from_its_last_byte(
     assert same(tmp_path / "pulled", large_run)
 
 
+@pytest.mark.slow
 def test_a_round_that_is_committed_meanwhile_is_not_mixed_in(tmp_path: Path) -> None:
     """Whoever asked for the latest gets the one that was latest then."""
     run = fabricated(tmp_path / "run", [4 * CHUNK])

@@ -31,9 +31,12 @@ def export(
 
     Both give the head's logits: the adapter carries every residual exactly.
     """
+    from fedlora.adapters.errors import RunError
     from fedlora.models.export import export_adapter, export_merged
+    from fedlora.models.fingerprint import require_fingerprint
     from fedlora.models.source import resolve
     from fedlora.server.rundir import RunDirectory
+    from fedlora.server.snapshots import opened as opened_snapshot
 
     from .folders import fresh
 
@@ -41,15 +44,18 @@ def export(
     head = opened.head(round)
     folder = fresh(destination)
     recipe = opened.recipe
-    write = export_merged if form == "merged" else export_adapter
-    write(
-        resolve(recipe.model.source),
-        recipe.model,
-        head.adapter,
-        head.residuals,
-        recipe.lora,
-        folder,
-    )
+    base = require_fingerprint(resolve(recipe.model.source), head.base)
+    parts = base, recipe.model, head.adapter, head.residuals, recipe.lora, folder
+    folded = opened_snapshot(head.snapshot) if head.snapshot else None
+    if form == "merged":
+        export_merged(*parts, folded)
+    elif folded:
+        raise RunError(
+            f"{run} holds folded weights in place of the first {folded.covers} residual(s), which "
+            "an adapter would be made of: pull it with --form log, or export it merged"
+        )
+    else:
+        export_adapter(*parts)
     if as_json:
         typer.echo(json.dumps({"form": form, "round": head.round, "destination": str(folder)}))
     else:

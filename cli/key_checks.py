@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedlora.adapters.errors import IdentityError
+from fedlora.protos.clientkeys import ClientKeys
 from fedlora.protos.keys import AuthorityKeys, CoordinatorKeys, NodeKeys
 
 from .machine import Check
 
 SOON = 30  # days before its end in which a certificate should be renewed
 
-Keys = AuthorityKeys | CoordinatorKeys | NodeKeys
+Keys = AuthorityKeys | CoordinatorKeys | NodeKeys | ClientKeys
 
 
 def examine_keys(folder: Path) -> Iterator[Check]:
@@ -31,6 +32,8 @@ def _open(folder: Path) -> Keys:
         return AuthorityKeys.open(folder)
     if (folder / "signing.key").exists():
         return CoordinatorKeys.open(folder)
+    if (folder / "client.key").exists():
+        return ClientKeys.open(folder)
     return NodeKeys.open(folder)
 
 
@@ -40,6 +43,9 @@ def _describe(keys: Keys) -> str:
     if isinstance(keys, NodeKeys):
         trusted = keys.coordinator.fingerprint
         return f"node {keys.name} {keys.signing.fingerprint}, trusts coordinator {trusted}"
+    if isinstance(keys, ClientKeys):
+        trusted = keys.coordinator.fingerprint if keys.coordinator else "by TLS alone"
+        return f"client of a hub, trusts coordinator {trusted}"
     nodes = ", ".join(f"{name} {key.fingerprint}" for name, key in keys.nodes().items())
     names = ", ".join(keys.hosts)
     return f"coordinator {keys.signing.fingerprint} at {names}; nodes: {nodes or 'none yet'}"

@@ -9,16 +9,20 @@ from typing import Annotated
 import typer
 
 from . import (
+    client_keys,
     config,
     coordinator,
     doctor,
     export,
     generate,
+    hub,
     join,
     keys,
     ledger,
+    pull,
     recipes,
     simulate,
+    watch,
 )
 from .errors import EXIT_CODES, TERMINATED, Commands
 
@@ -62,6 +66,9 @@ for _module, _panel in (
     (simulate, RUN),
     (coordinator, RUN),
     (join, RUN),
+    (hub, RUN),
+    (pull, USE),
+    (watch, USE),
     (generate, USE),
     (export, USE),
     (doctor, KNOW),
@@ -69,6 +76,7 @@ for _module, _panel in (
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, rich_help_panel=_panel, epilog=_module.EXAMPLE)(getattr(_module, _name))
 app.add_typer(ledger.app, name="ledger", rich_help_panel=RUN)
+keys.app.command("client", epilog=client_keys.EXAMPLE)(client_keys.client)
 app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW)

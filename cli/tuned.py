@@ -34,13 +34,20 @@ def tuned(
 
     Raises:
         RunError: if the run has no head of that round.
+        BaseMismatchError: if the model is another one than the run's.
         ModelError: if the run's model cannot be loaded, or does not write text.
     """
-    from fedlora.models.lora import attach, fold_residuals, write_adapter
+    from fedlora.models.fingerprint import require_fingerprint
+    from fedlora.models.lora import attach, fold_residuals, set_frozen_weights, write_adapter
+    from fedlora.models.source import resolve
+    from fedlora.server.snapshots import opened
 
     head = run.head(round)
+    require_fingerprint(resolve(run.recipe.model.source), head.base)
     model, tokenizer = base(run.recipe)
     adapted = attach(model, run.recipe.lora, run.recipe.model)
+    if head.snapshot:
+        set_frozen_weights(adapted, opened(head.snapshot).weights)
     for residuals in head.residuals:
         fold_residuals(adapted, residuals)
     write_adapter(adapted, head.adapter)

@@ -17,9 +17,17 @@ from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .cache import published
 from .loading import empty_base, load_base, load_tokenizer
-from .lora import NAME, attach, check_residuals, fold_residuals, write_adapter
+from .lora import (
+    NAME,
+    attach,
+    check_residuals,
+    fold_residuals,
+    set_frozen_weights,
+    write_adapter,
+)
 from .quiet import quiet
 from .source import reference
+from .tuned import FoldedWeights
 
 
 def export_merged(
@@ -29,6 +37,7 @@ def export_merged(
     residuals: Sequence[Mapping[str, Residual]],
     lora: LoraSection,
     destination: Path,
+    folded: FoldedWeights | None = None,
 ) -> None:
     """Write a model folder, with tokenizer, for `AutoModel....from_pretrained`.
 
@@ -39,6 +48,7 @@ def export_merged(
         residuals: of each round so far, in order, by module name.
         lora: the section of the run's recipe.
         destination: a folder that does not exist yet, or is empty.
+        folded: stand for residuals before these.
 
     Raises:
         RunError: if `destination` holds files or cannot be written.
@@ -47,6 +57,8 @@ def export_merged(
     """
     with _new_folder(destination) as fresh:
         tuned = attach(load_base(folder, model), lora, model)
+        if folded:
+            set_frozen_weights(tuned, folded.weights)
         for of_round in residuals:
             fold_residuals(tuned, of_round)
         write_adapter(tuned, adapter)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from fedlora.adapters import ModelError
+from fedlora.adapters import BaseMismatchError, ModelError
 
 from .cache import cache_folder
 from .source import weight_files
@@ -53,6 +53,21 @@ def fingerprint(folder: Path) -> str:
     fresh.write_text(digest, "ascii")
     fresh.replace(entry)
     return digest
+
+
+def require_fingerprint(folder: Path, expected: str) -> Path:
+    """The folder, if its weights are those that a head was made for.
+
+    Raises:
+        BaseMismatchError: if not.
+        ModelError: as `fingerprint`.
+    """
+    if (found := fingerprint(folder)) != expected:
+        raise BaseMismatchError(
+            f"{folder} holds other weights than the run's base: its fingerprint is {found}, the "
+            f"run's {expected}; name the same model"
+        )
+    return folder
 
 
 def _stamp(files: list[Path]) -> str:

@@ -1,4 +1,4 @@
-"""Makes certificates: a federation's own authority, and the coordinator's one that it signs.
+"""Makes certificates: a federation's own authority, and what it signs for coordinator and clients.
 
 A public authority would vouch for a domain name. Here the parties agree on one file, ca.crt, and
 trust nothing else; so a node knows its coordinator behind any address that the certificate names.
@@ -57,22 +57,54 @@ def issue(
     Raises:
         IdentityError: if something is neither a name nor an address.
     """
-    key = ec.generate_private_key(ec.SECP384R1())
     names = [_general_name(host) for host in dict.fromkeys([*hosts, LOOPBACK])]
+    alternative = x509.SubjectAlternativeName(names)
+    name, usage = _name("fedlora coordinator"), ExtendedKeyUsageOID.SERVER_AUTH
+    return _signed(authority, authority_key, name, days, usage, alternative)
+
+
+def issue_client(
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    name: str,
+    days: int = SERVER_DAYS,
+) -> tuple[bytes, bytes]:
+    """The private key and the certificate, both PEM, of a party that calls the hub.
+
+    Args:
+        authority: who signs.
+        authority_key: likewise.
+        name: by which the hub will know it; not checked here.
+        days: as in `issue`.
+    """
+    usage = ExtendedKeyUsageOID.CLIENT_AUTH
+    return _signed(authority, authority_key, _name(name), days, usage)
+
+
+def _signed(
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    subject: x509.Name,
+    days: int,
+    usage: x509.ObjectIdentifier,
+    *extensions: x509.ExtensionType,
+) -> tuple[bytes, bytes]:
+    """A new key, and its certificate for one use."""
+    key = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
         authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     )
     left = (authority.not_valid_after_utc - _now()) // timedelta(days=1)
-    certificate = (
-        _builder(_name("fedlora coordinator"), authority.subject, key, min(days, left))
+    builder = (
+        _builder(subject, authority.subject, key, min(days, left))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(issuer, critical=False)
-        .sign(authority_key, hashes.SHA384())
     )
-    return _key_pem(key), _pem(certificate)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return _key_pem(key), _pem(builder.sign(authority_key, hashes.SHA384()))
 
 
 def _builder(

@@ -31,7 +31,7 @@ from fedlora.adapters.errors import IdentityError
 
 from .keyfiles import read
 
-KINDS = frozenset({"evaluation", "head", "hello", "introduction", "update"})
+KINDS = frozenset({"evaluation", "head", "hello", "introduction", "offer", "update"})
 
 _PREFIX = b"fedlora signature v1"
 _ALGORITHM = ec.ECDSA(Prehashed(hashes.SHA384()))

@@ -21,7 +21,7 @@ from fedlora.adapters import Adapter, Residual, RunError
 from fedlora.recipes.identity import differences
 from fedlora.recipes.loading import dump, load_recipe
 from fedlora.recipes.schema import Recipe
-from fedlora.strategies.heads import HeadStore
+from fedlora.strategies.heads import HeadStore, Snapshot
 
 from .events import Event, to_line
 
@@ -30,11 +30,21 @@ PACKAGES = ("fedlora", "flwr", "torch", "transformers", "peft", "accelerate", "s
 
 @dataclass(frozen=True)
 class Head:
-    """A head to use: the adapter, and all residuals up to its round, oldest first."""
+    """A head to use.
+
+    Attributes:
+        round: whose it is.
+        base: fingerprint of the frozen weights that it is for.
+        adapter: the adapter.
+        residuals: all up to its round, oldest first; those after the snapshot, if there is one.
+        snapshot: stands for the residuals that aren't here, in a directory that was pulled so.
+    """
 
     round: int
+    base: str
     adapter: Adapter
     residuals: tuple[Mapping[str, Residual], ...]
+    snapshot: Snapshot | None = None
 
 
 class RunDirectory:
@@ -128,8 +138,11 @@ class RunDirectory:
             RunError: if there is no such head, or a file was altered.
         """
         record = self.heads.record(round)
-        residuals = tuple(self.heads.residuals(digest) for digest in record.history)
-        return Head(record.round, self.heads.adapter(record.round), residuals)
+        adapter, history, snapshot = self.heads.adapter(record.round), record.history, None
+        if not self.heads.holds(history) and (snapshot := self.heads.snapshot(history)):
+            history = history[snapshot.covers :]
+        residuals = tuple(self.heads.residuals(digest) for digest in history)
+        return Head(record.round, record.base, adapter, residuals, snapshot)
 
     def log(self, event: Event) -> None:
         """Append an event."""

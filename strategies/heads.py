@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +181,13 @@ class HeadStore:
         if digest not in self._residuals:
             raise RunError(f"residual {digest[:12]} is not in {self.directory}")
         return self._residuals[digest]
+
+    def holds(self, digests: Iterable[str]) -> bool:
+        """Whether the residuals with these digests lie here."""
+        try:
+            return all(self.residual_file(digest) for digest in digests)
+        except RunError:
+            return False
 
     def residuals(self, digest: str) -> Mapping[str, Residual]:
         """The residuals with this digest, by module, read when asked for.

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from flwr.cli.install import install_from_fab
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
@@ -73,11 +74,10 @@ def _run(spec: ExecutionSpec) -> NoReturn:
 
 def launch_apps(address: str, secret: bytes) -> None:
     """Serve the SuperNode at `address` (host:port on loopback) that knows `secret`."""
-    install = clientapp.install_from_fab
 
     def install_codeless(bundle: bytes, skip_prompt: bool) -> Path:
         require_codeless(bundle)
-        return install(bundle, skip_prompt=skip_prompt)
+        return install_from_fab(bundle, skip_prompt=skip_prompt)
 
     vars(clientapp)["install_from_fab"] = install_codeless
     vars(superexec)["get_executor"] = lambda *_, **__: ForkingExecutor()

@@ -107,4 +107,4 @@ def wait_for(true: Callable[[], bool], seconds: float = 120.0) -> None:
     limit = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < limit, "it didn't come"
-        time.sleep(0.3)
+        time.sleep(1)

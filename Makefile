@@ -20,9 +20,10 @@ test: .venv/test ## the test suite
 test-all: .venv/test ## with the slow tests: real models, Ray if installed
 	$(BIN)/python -m pytest -m ''
 
-lint: .venv/dev ## ruff, and mypy --strict on the installed package
+lint: .venv/dev ## ruff, hadolint, and mypy --strict on the installed package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/mypy $(addprefix -p fedlora.,adapters cli client models protos recipes server strategies)
 
 bench: .venv/test ## the measurements that the documents quote (hours)

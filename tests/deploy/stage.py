@@ -103,7 +103,7 @@ class Stage:
         return re.sub(r"\b(8000|8100)\b", lambda port: self._ports[port[0]], text)
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 240.0) -> None:
     limit = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < limit, "it didn't come"

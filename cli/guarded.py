@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedlora.adapters.errors import IdentityError
+from fedlora.protos.addresses import is_loopback
 from fedlora.protos.authority import LOOPBACK
 from fedlora.protos.keys import CoordinatorKeys
 from fedlora.server.events import Listener
 from fedlora.server.gate import Gate
 from fedlora.server.rundir import RunDirectory
 
-from .preflight import is_loopback
 from .processes import Child, free_port
 from .registration import Registration
 from .superlink import superlink

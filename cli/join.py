@@ -68,10 +68,9 @@ def join(
     from pydantic import ValidationError
 
     from fedlora.adapters.errors import DataError, IdentityError
+    from fedlora.protos.addresses import is_loopback
     from fedlora.protos.keys import NodeKeys
     from fedlora.recipes.schema import NodeSection
-
-    from .preflight import is_loopback
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

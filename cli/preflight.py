@@ -18,16 +18,13 @@ from http.client import (
     HTTPSConnection,
     RemoteDisconnected,
 )
-from ipaddress import ip_address
 
 from fedlora.adapters.errors import IdentityError
+from fedlora.protos.distrust import distrust
 from fedlora.protos.keys import NodeKeys
 
 TIMEOUT = 5.0  # seconds
 TOLERANCE = 300.0  # seconds that clocks may differ; Flower refuses a node beyond that
-
-_RENEW = "the coordinator makes a new one with `fedlora keys server`"
-_EXPIRED, _NOT_YET, _OTHER_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_... numbers
 
 
 def reach(address: str, keys: NodeKeys | None) -> str:
@@ -48,7 +45,9 @@ def reach(address: str, keys: NodeKeys | None) -> str:
     try:
         response = _ask(host, int(port), keys)
     except ssl.SSLCertVerificationError as error:
-        raise IdentityError(f"{address}: {_distrust(error, host, keys)}") from None
+        raise IdentityError(
+            f"{address}: {distrust(error, host, keys.authority if keys else None)}"
+        ) from None
     except (OSError, HTTPException) as error:
         if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
             raise IdentityError(
@@ -69,14 +68,6 @@ def reach(address: str, keys: NodeKeys | None) -> str:
     return "" if response.status == HTTPStatus.OK else f"it answers {response.status}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether calls to, or from, there never leave this machine."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _ask(host: str, port: int, keys: NodeKeys | None) -> HTTPResponse:
     if keys is None:
         connection, headers = HTTPConnection(host, port, timeout=TIMEOUT), {}
@@ -87,21 +78,6 @@ def _ask(host: str, port: int, keys: NodeKeys | None) -> HTTPResponse:
     with closing(connection):
         connection.request("GET", "/health", headers=headers)
         return connection.getresponse()
-
-
-def _distrust(error: ssl.SSLCertVerificationError, host: str, keys: NodeKeys | None) -> str:
-    """What a certificate that does not pass means to a user."""
-    if error.verify_code == _EXPIRED:
-        return f"its certificate has expired, by this machine's clock at {_now()}; {_RENEW}"
-    if error.verify_code == _NOT_YET:
-        return f"its certificate is not valid yet, by this machine's clock at {_now()}: set it"
-    if error.verify_code in _OTHER_NAMES:
-        return f"its certificate is not for {host}: call it by another name, or {_RENEW}"
-    authority = keys.authority if keys is not None else "ca.crt"
-    return (
-        f"its certificate is not signed by {authority}: it is another party's, or the federation "
-        f"has a new authority ({error.verify_message})"
-    )
 
 
 def _check_clock(address: str, date: str | None) -> None:
@@ -131,7 +107,3 @@ def _speaks_tls(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

@@ -2,16 +2,13 @@
 
 import socket
 import ssl
-from datetime import UTC, datetime
 
 from fedlora.adapters.errors import IdentityError
 from fedlora.protos.addresses import split
 from fedlora.protos.clientkeys import ClientKeys
+from fedlora.protos.distrust import distrust
 
 TIMEOUT = 5.0  # seconds
-
-_EXPIRED, _NOT_YET, _OTHER_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_... numbers
-_RENEW = "its operator makes a new one with `fedlora keys server`"
 
 
 def diagnose(address: str, keys: ClientKeys | None) -> None:
@@ -25,7 +22,9 @@ def diagnose(address: str, keys: ClientKeys | None) -> None:
     try:
         _greet(host, port, keys)
     except ssl.SSLCertVerificationError as error:
-        raise IdentityError(f"{address}: {_distrust(error, host, keys)}") from None
+        raise IdentityError(
+            f"{address}: {distrust(error, host, keys.authority if keys else None)}"
+        ) from None
     except ssl.SSLError:
         if keys is not None:
             raise IdentityError(
@@ -53,22 +52,6 @@ def _greet(host: str, port: int, keys: ClientKeys | None) -> None:
             )
         if not greeted.recv(1):
             raise IdentityError(f"{host}:{port}: {_refusal(keys)}")
-
-
-def _distrust(error: ssl.SSLCertVerificationError, host: str, keys: ClientKeys | None) -> str:
-    """What a certificate that does not pass means to a user."""
-    now = f"by this machine's clock at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    if error.verify_code == _EXPIRED:
-        return f"the hub's certificate has expired, {now}; {_RENEW}"
-    if error.verify_code == _NOT_YET:
-        return f"the hub's certificate is not valid yet, {now}: set it"
-    if error.verify_code in _OTHER_NAMES:
-        return f"the hub's certificate is not for {host}: call it by another name, or {_RENEW}"
-    authority = keys.authority if keys else "ca.crt"
-    return (
-        f"the hub's certificate is not signed by {authority}: it is another party's, or the "
-        f"federation has a new authority ({error.verify_message})"
-    )
 
 
 def _refusal(keys: ClientKeys) -> str:

@@ -23,6 +23,6 @@ def joined(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """Whether calls to, or from, there never leave this machine."""
     try:
-        return ip_address(host).is_loopback
+        return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"

@@ -15,9 +15,10 @@ import pytest
 from click.testing import Result
 
 from fedlora.adapters import IdentityError
-from fedlora.cli.preflight import is_loopback, reach
+from fedlora.cli.preflight import reach
 from fedlora.cli.processes import free_port
 from fedlora.protos import authority
+from fedlora.protos.addresses import is_loopback
 from fedlora.protos.keymaking import introduce, make_authority, make_coordinator, make_node
 from fedlora.protos.keys import CoordinatorKeys, NodeKeys
 from fedlora.server.gate import Gate

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,20 +94,24 @@ def hosted(
 
 
 @contextmanager
-def in_thread(work: Coroutine[object, object, None]) -> Iterator[None]:
+def in_thread(work: Coroutine[Any, Any, None]) -> Iterator[None]:
     """Something asynchronous in a thread of its own, until the block ends."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work)
+        started.set_result((asyncio.get_running_loop(), task))
+        await asyncio.wait([task])
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
+    loop, task = started.result(20)
     try:
         yield
     finally:
         loop.call_soon_threadsafe(task.cancel)
         thread.join(20)
         assert not thread.is_alive()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 class HubProcess:

@@ -6,6 +6,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
+from fedlora.adapters import QuorumError
 from fedlora.models.evaluation import evaluate
 from fedlora.models.examples import encode
 from fedlora.models.files import read_rows
@@ -26,6 +27,8 @@ from .reporting import Reporter
 from .roster import IntroducedNodes
 from .rundir import RunDirectory
 from .snapshots import Snapshots
+
+FAREWELL = 60.0  # seconds for the nodes of a run that is over to come and be told so
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -66,9 +69,10 @@ def coordinate(
         key,
         own.nodes_folder if own else None,
     )
+    over = run.heads.rounds()[-1:] == [recipe.federation.rounds]
     strategy = STRATEGIES[recipe.federation.strategy](
         run.heads.directory,
-        participation(recipe, wait, poll),
+        participation(recipe, min(wait, FAREWELL) if over else wait, poll),
         identity=Identity(recipe.name, base, task, recipe_fingerprint(recipe), key),
         roster=roster,
         observer=reporter,
@@ -86,7 +90,13 @@ def coordinate(
         snapshots.after(round)
         return evaluation(round, arrays) if evaluation else None
 
-    nodes = strategy.participation.gather(grid, roster)
+    try:
+        nodes = strategy.participation.gather(grid, roster)
+    except QuorumError:
+        if not over:
+            raise
+        reporter.tell(run_done(run))  # and no node is left to be told
+        return
     reporter.tell(RunStarted(recipe.name, tuple(sorted(nodes.values())), recipe.federation.rounds))
     for one in roster.introductions():
         cut = f", {one.truncated} cut to {recipe.train.max_length} tokens" * bool(one.truncated)
@@ -98,8 +108,13 @@ def coordinate(
         timeout=recipe.federation.deadline,
         evaluate_fn=committed,
     )
+    reporter.tell(run_done(run))
+
+
+def run_done(run: RunDirectory) -> RunDone:
+    """The end of a run, with the worst receipt of all its rounds."""
     receipts = [run.heads.record(round).proceedings.worst_receipt for round in run.heads.rounds()]
-    reporter.tell(RunDone(run.path, run.heads.record().hash, max(receipts)))
+    return RunDone(run.path, run.heads.record().hash, max(receipts))
 
 
 def participation(recipe: Recipe, wait: float, poll: float) -> Participation:

@@ -16,7 +16,7 @@ from fedlora.adapters import Adapter, Factors
 from fedlora.strategies import FedExLoRA, InProcessGrid, Observer, RoundReport, open_head, pack
 from fedlora.strategies.messages import reply_update
 
-WIDTH, RANK, MODULES = 512, 8, 4
+WIDTH, RANK, MODULES = 256, 8, 4
 
 
 class Watch(Observer):

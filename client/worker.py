@@ -38,6 +38,11 @@ from .training import StepReport
 
 CALLERS = 8  # calls at once: one that is worked on, some that wait, and those that look
 FAREWELL = 10.0  # seconds for a last reply to leave
+KEEPALIVE = (  # a caller that is stopped, not dead, doesn't answer pings, and has hung up too
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
 
 
 class Cancelled(Exception):
@@ -141,7 +146,7 @@ def serve(place: NodePlace, socket: Path) -> None:
             threads,
             interceptors=[OnlyOwner(socket)],
             maximum_concurrent_rpcs=CALLERS,
-            options=OPTIONS,
+            options=(*OPTIONS, *KEEPALIVE),
         )
         add_WorkerServicer_to_server(worker, server)
         usual = os.umask(0o177)

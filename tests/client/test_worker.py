@@ -94,6 +94,10 @@ class Warm:
             }
         )
 
+    def log(self) -> str:
+        """What the worker wrote."""
+        return (self.folder / "anchor" / "worker.log").read_text()
+
     def signal(self, sign: signal.Signals) -> float:
         """Signal the worker; returns when."""
         os.kill(self.kept.child._process.pid, sign)
@@ -160,20 +164,24 @@ def test_F2_a_worker_killed_in_training_is_reported_at_once_and_the_run_ends_the
     assert head == cold(recipe, tmp_path / "cold")
 
 
-def test_a_client_app_that_dies_cancels_the_work_and_leaves_no_trace(
-    warm: Warm, tmp_path: Path
+@pytest.mark.parametrize(
+    "sign", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_a_client_app_that_dies_or_is_stopped_cancels_the_work_and_leaves_no_trace(
+    warm: Warm, tmp_path: Path, sign: signal.Signals
 ) -> None:
     (tmp_path / "long.toml").write_text(dump(warm.recipe(steps=100_000, rounds=1)))
     arguments = map(str, (tmp_path / "long.toml", tmp_path / "long", warm.socket))
-    worker = warm.kept.child
+    worker, before = warm.kept.child, warm.log().count("cancelled")
     with subprocess.Popen([sys.executable, "-c", LEAD, *arguments], cwd=ROOT) as caller:
-        warm.in_training(caller.kill).join()
-    recipe = warm.recipe(steps=3, rounds=2)
-    refusals = Refusals()
-    head = lead(recipe, tmp_path / "warm", warm.socket, refusals)
+        warm.in_training(lambda: caller.send_signal(sign)).join()
+        recipe = warm.recipe(steps=3, rounds=2)
+        refusals = Refusals()
+        head = lead(recipe, tmp_path / "warm", warm.socket, refusals)
+        caller.kill()
     assert refusals.reasons == []
     assert warm.kept.child is worker
-    assert "cancelled" in (warm.folder / "anchor" / "worker.log").read_text()
+    assert warm.log().count("cancelled") == before + 1
     assert head == cold(recipe, tmp_path / "cold")
 
 

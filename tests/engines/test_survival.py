@@ -14,7 +14,7 @@ import pytest
 
 from fedlora.cli import engines
 from fedlora.cli.processes import free_port
-from fedlora.cli.superlink import follow, submit, superlink
+from fedlora.cli.superlink import lead, superlink
 from fedlora.recipes.schema import Recipe
 from fedlora.server.events import Event, NodeRefused, RoundDone, RoundStarted
 from fedlora.server.rundir import RunDirectory
@@ -35,7 +35,7 @@ class Joined:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for section in recipe.node:
             command = [FEDLORA, "join", f"127.0.0.1:{port}", "--name", section.name, "--json"]
-            command += ["--data", section.data, "--threads", "1"]
+            command += ["--data", section.data, "--model", recipe.model.source, "--threads", "1"]
             command += ["--state-dir", str(folder / section.name)]
             with (folder / f"{section.name}.out").open("w") as out:
                 self.processes[section.name] = subprocess.Popen(
@@ -105,7 +105,7 @@ def test_F2_nodes_lose_every_process_they_have_and_the_run_ends_the_same(
                         recipe.model_copy(update={"node": recipe.node[1:]}), port
                     ).processes
 
-        follow(run, submit(run), link, hear)
+        lead(run, link, hear)
     assert nodes.end() == {"anchor": 0, "birch": 0}, nodes.said()
     assert [event.round for event in events if isinstance(event, RoundDone)] == [1, 2, 3, 4]
     assert [event for event in events if isinstance(event, NodeRefused)]
@@ -131,7 +131,7 @@ def test_nodes_find_a_superlink_that_returns_without_its_memory(
             time.sleep(0.2)
     second = RunDirectory.create(tmp_path / "second", recipe)
     with superlink(second, "127.0.0.1", port, simulation=False) as link:
-        follow(second, submit(second), link, lambda event: None)
+        lead(second, link, lambda event: None)
     assert nodes.end() == {"anchor": 0, "birch": 0}, nodes.said()
     cold = engines.simulate(recipe, tmp_path / "cold", "inprocess", lambda event: None)
     assert head(second) == head(cold)

@@ -125,7 +125,7 @@ class Warm:
 def warm(tmp_path_factory: pytest.TempPathFactory, tiny_causal: Path) -> Iterator[Warm]:
     folder = tmp_path_factory.mktemp("warm")
     data = write_facts(folder / "anchor.jsonl", "anchor", 8)
-    place = NodePlace("anchor", data, None, folder / "anchor", threads=1)
+    place = NodePlace("anchor", data, None, folder / "anchor", 1, str(tiny_causal))
     over = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervision, "PAUSES", (0.1,))

@@ -7,7 +7,7 @@ separately), every node alone, and one model on all the data (same steps, batche
 nodes' together). Two problems: CLINC150 intents cut by domain over five nodes, on a MiniLM encoder,
 where each node sees 30 of 150 classes; and E2E restaurant descriptions cut by restaurant over three
 nodes, on SmolLM2-135M. Every model is measured on the same sample of the common test set. Writes
-results/learning.json after each problem, and prints it as a table.
+results/learning.json after each seed, and prints it as a table.
 """
 
 import argparse
@@ -169,8 +169,11 @@ def _write(path: Path, rows: Sequence[Row]) -> str:
     return str(path)
 
 
-def measure(problem_of: Any, data: Path, seeds: int) -> dict[str, dict[str, list[float]]]:
-    """Metrics by method, one value a seed; a method of several runs counts with their mean."""
+def measure(problem_of: Any, data: Path, seeds: int) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Metrics by method, one value a seed; a method of several runs counts with their mean.
+
+    Yields what is known after each seed.
+    """
     found: dict[str, dict[str, list[float]]] = {}
     for seed in range(seeds):
         problem = problem_of(data, seed)
@@ -182,7 +185,7 @@ def measure(problem_of: Any, data: Path, seeds: int) -> dict[str, dict[str, list
             for metric in METRICS:
                 mean = statistics.mean(one[metric] for one in several)
                 found.setdefault(method, {}).setdefault(metric, []).append(mean)
-    return found
+        yield found
 
 
 def table(name: str, found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
@@ -213,8 +216,9 @@ def main() -> None:
     path = RESULTS / "learning.json"
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     for name in options.problem or PROBLEMS:
-        results[name] = measure(PROBLEMS[name], options.data, options.seeds)
-        record("learning", header, 0, results)
+        for found in measure(PROBLEMS[name], options.data, options.seeds):
+            results[name] = found
+            record("learning", header, 0, results)
         print(table(name, results[name]))
 
 

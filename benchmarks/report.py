@@ -93,8 +93,8 @@ def warm(results: Any) -> str:
     return (
         table(header, rows)
         + f"\n\nCold to warm: {results['cold_to_warm']:.1f}; of that, the worker alone "
-        f"{results['cold_to_worker_alone']:.1f}. Where the loads before the runs differ much, so did "
-        "what else ran beside them, and the ratio is not to be quoted."
+        f"{results['cold_to_worker_alone']:.1f}. Where the loads before the runs differ "
+        "much, so did what else ran beside them, and the ratio is not to be quoted."
     )
 
 

@@ -23,7 +23,8 @@ def change_norm(update: Adapter, head: Adapter) -> float:
     """||update - head|| over all modules and parameters trained in full.
 
     A module that the update lacks counts as a zero update. The square of a tiny difference of
-    large updates can fall below the rounding of float64 and then counts as 0.
+    large updates can fall below the rounding of float64 and then counts as 0; one beyond float64
+    is infinite.
     """
     squares = []
     for name, was in head.factors.items():
@@ -31,6 +32,8 @@ def change_norm(update: Adapter, head: Adapter) -> float:
         if (one := update.factors.get(name)) is not None:
             squares.append(product(one, one) - 2 * product(one, was))
     squares += [_square(tensor - head.full[name]) for name, tensor in update.full.items()]
+    if not all(map(math.isfinite, squares)):
+        return math.inf  # infinities of both signs would make NaN, which no bar is below
     return math.sqrt(max(0.0, math.fsum(squares)))
 
 

@@ -22,7 +22,7 @@ from fedlora.models.files import read_questions
 from fedlora.models.rows import Question
 from fedlora.models.threads import cores, set_threads
 from fedlora.recipes.schema import Recipe
-from fedlora.server.events import Event, Listener, NodeReplied, Notice, RoundDone
+from fedlora.server.events import Event, Listener, NodeReplied, Notice, RunDone
 from fedlora.server.rundir import RunDirectory
 
 from . import engines
@@ -70,8 +70,8 @@ class Tally:
         if isinstance(event, NodeReplied):
             self.up[event.node] = self.up.get(event.node, 0) + event.bytes_up
             self.down[event.node] = self.down.get(event.node, 0) + event.bytes_down
-        elif isinstance(event, RoundDone):
-            self.receipt = max(self.receipt, event.receipt)
+        elif isinstance(event, RunDone):
+            self.receipt = event.receipt
         self.listener(event)
 
 

@@ -32,6 +32,11 @@ def run_directory(recipe: str, given: Path | None, resume: bool) -> Path:
     return fresh(given or Path("runs") / f"{recipe}-{started}")
 
 
+def anchored(model: str | None) -> str | None:
+    """A model's source; if it is a place here, as it can be found from anywhere."""
+    return str(Path(model).absolute()) if model and Path(model).exists() else model
+
+
 def fresh(folder: Path) -> Path:
     """The path, absolute, if nothing would be overwritten there.
 

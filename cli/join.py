@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson
+from .options import AsJson, ModelSource
 
 EXAMPLE = (
     "Example: fedlora join fed.example.org:8000 --name clinic --data notes.jsonl --keys pki/clinic"
@@ -42,14 +42,7 @@ def join(
             show_default="~/.local/state/fedlora/<name>",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Where this machine has the base model.",
-            show_default="as in the recipe",
-        ),
-    ] = None,
+    model: ModelSource = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Threads to train with.", show_default="all cores"),
@@ -68,13 +61,14 @@ def join(
     from pydantic import ValidationError
 
     from fedlora.adapters.errors import DataError, IdentityError
-    from fedlora.protos.addresses import is_loopback
+    from fedlora.protos.addresses import is_loopback, split
     from fedlora.protos.keys import NodeKeys
     from fedlora.recipes.schema import NodeSection
 
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise typer.BadParameter(f"{address!r} is not host:port, as in 192.0.2.7:8000")
+    try:
+        host, _ = split(address)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     try:
         NodeSection(name=name, data=str(data))
     except ValidationError:
@@ -93,8 +87,9 @@ def join(
         raise IdentityError(f"--name {name}: the keys in {own.folder} are those of {own.name}")
 
     from . import engines
+    from .folders import anchored
     from .progress import progress
 
-    source = str(Path(model).absolute()) if model and Path(model).exists() else model
+    source = anchored(model)
     with progress(as_json) as listener:
         engines.join(address, name, data, heldout, state_dir, threads, source, own, listener)

@@ -43,6 +43,14 @@ Round = Annotated[
     int | None,
     typer.Option("--round", min=0, help="Which round's head.", show_default="the last"),
 ]
+ModelSource = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="Where this machine has the base model.",
+        show_default="as in the recipe",
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Machine-readable output, errors included."),

@@ -20,6 +20,7 @@ from http.client import (
 )
 
 from fedlora.adapters.errors import IdentityError
+from fedlora.protos.addresses import split
 from fedlora.protos.distrust import distrust
 from fedlora.protos.keys import NodeKeys
 
@@ -40,10 +41,9 @@ def reach(address: str, keys: NodeKeys | None) -> str:
     Raises:
         IdentityError: if it never will: another party answers there, or it doesn't know this node.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, port = split(address)
     try:
-        response = _ask(host, int(port), keys)
+        response = _ask(host, port, keys)
     except ssl.SSLCertVerificationError as error:
         raise IdentityError(
             f"{address}: {distrust(error, host, keys.authority if keys else None)}"
@@ -54,7 +54,7 @@ def reach(address: str, keys: NodeKeys | None) -> str:
                 f"{address} answers without TLS: it is another service, or a coordinator that was "
                 "started without --keys"
             ) from None
-        if keys is None and isinstance(error, RemoteDisconnected) and _speaks_tls(host, int(port)):
+        if keys is None and isinstance(error, RemoteDisconnected) and _speaks_tls(host, port):
             raise IdentityError(
                 f"{address} answers by TLS alone: name this node's keys with --keys"
             ) from None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from .hubs import HubAddress, HubKeys, TokenFile, call
-from .options import AsJson, Round
+from .options import AsJson, ModelSource, Round
 
 EXAMPLE = "Example: fedlora pull fed.example.org:8100 --out demo --keys pki/library"
 
@@ -31,14 +31,7 @@ def pull(
             "model folder."
         ),
     ] = "cheapest",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Where this machine has the base model.",
-            show_default="as in the recipe",
-        ),
-    ] = None,
+    model: ModelSource = None,
     keys: HubKeys = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -48,11 +41,11 @@ def pull(
 
     from fedlora.client.pulling import pull as take
 
+    from .folders import anchored
     from .hubs import bar
 
-    source = str(Path(model).absolute()) if model and Path(model).exists() else model
     with call(address, keys, token_file) as hub, bar(as_json) as told:
-        pulled = take(hub, out, round, form, model=source, told=told)
+        pulled = take(hub, out, round, form, model=anchored(model), told=told)
     if as_json:
         typer.echo(json.dumps({**asdict(pulled), "folder": str(pulled.folder)}))
     else:

@@ -24,7 +24,7 @@ from .supervision import Supervised
 
 PATIENCE = 300.0  # seconds to go on looking for a coordinator that doesn't answer
 FAREWELL = 5.0  # seconds in which the last reply leaves
-FATAL = ("BaseMismatchError", "DataError", "ModelError", "RecipeError")
+FATAL = ("BaseMismatchError", "DataError", "IdentityError", "ModelError", "RecipeError")
 _PYTHON = (Path(sys.executable).name, "-P", "-m")
 
 

@@ -121,6 +121,6 @@ def _news(record: HeadRecord) -> HeadNews:
         round=record.round,
         head=record.hash,
         nodes=len(how.admitted),
-        receipt=max(how.receipt.values(), default=0.0),
+        receipt=how.worst_receipt,
         metrics=how.metrics,
     )

@@ -63,9 +63,12 @@ def _merge(run: RunDirectory, round: int, folder: Path) -> None:
     from fedlora.models.export import export_merged
     from fedlora.models.source import resolve
 
+    from .snapshots import opened
+
     head, recipe = run.head(round), run.recipe
     base = resolve(recipe.model.source)
-    export_merged(base, recipe.model, head.adapter, head.residuals, recipe.lora, folder)
+    parts = base, recipe.model, head.adapter, head.residuals, recipe.lora, folder
+    export_merged(*parts, opened(head.snapshot) if head.snapshot else None)
 
 
 def _fold(run: RunDirectory, round: int, folder: Path) -> None:

@@ -16,7 +16,6 @@ class Reporter(Observer):
         super().__init__()
         self._run, self._listener = run, listener
         self._rounds = run.recipe.federation.rounds
-        self.receipt = 0.0
 
     def tell(self, event: Event) -> None:
         """Log an event and pass it on."""
@@ -45,7 +44,6 @@ class Reporter(Observer):
 
     def round_done(self, report: RoundReport) -> None:
         """A round is committed."""
-        self.receipt = max(self.receipt, report.receipt.worst)
         self._run.add_metrics(
             {
                 "round": report.round,

@@ -76,12 +76,14 @@ class IntroducedNodes:
             time.sleep(self._poll)
 
     def key(self, node_id: int) -> VerifyingKey | None:
-        """The registered key of an introduced node.
+        """The registered key of an introduced node; None if nothing is signed.
 
         Raises:
-            IdentityError: if it is registered no longer.
+            IdentityError: if it is registered no longer, or has not introduced itself.
         """
-        return self._key_of(self._known[node_id].node) if node_id in self._known else None
+        if node_id not in self._known:
+            raise IdentityError("the node has not introduced itself")
+        return self._key_of(self._known[node_id].node)
 
     def is_called(self, node_id: int, name: str) -> bool:
         """A node answers under the name that it introduced itself with."""
@@ -114,7 +116,8 @@ class IntroducedNodes:
     def _fits(self, node_id: int) -> bool:
         """Introduced, and still registered."""
         try:
-            self.key(node_id)
+            if node_id in self._known:
+                self.key(node_id)
         except IdentityError as error:
             self._turn_away(node_id, str(error))
         return node_id in self._known

@@ -41,8 +41,9 @@ class Snapshots:
         digest = write(tuned.frozen_weights(), scratch)
         made = Snapshot(folder / SNAPSHOT.format(digest=digest), digest, len(record.history))
         scratch.rename(made.path)
-        if last:
-            last.path.unlink()
+        for older in self._heads.snapshot_files():
+            if older != made.path:
+                older.unlink()
         return made
 
     def _folded(self, history: Sequence[str], round: int, last: Snapshot | None) -> TunedModel:

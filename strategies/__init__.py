@@ -1,9 +1,10 @@
 """Flower strategies for federated LoRA, and the messages that they exchange with nodes."""
 
-from .federated_lora import FederatedLoRA, Identity
+from .federated_lora import FederatedLoRA
 from .fedex_lora import FedExLoRA
 from .fedit import FedIT
 from .heads import HeadStore
+from .identity import Identity
 from .inprocess import InProcessGrid
 from .messages import ReceivedHead, open_head, reply_evaluation, reply_update
 from .observer import NodeReport, Observer, RoundReport

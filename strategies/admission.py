@@ -1,5 +1,6 @@
 """Admission: what an update must be before it is averaged. A refusal stops that update alone."""
 
+import math
 import statistics
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -72,7 +73,9 @@ def outliers(norms: Mapping[str, float], ratio: float) -> dict[str, str]:
     for name, norm in norms.items():
         others = [other for peer, other in norms.items() if peer != name]
         bar = ratio * statistics.median(others) if others else norm
-        if norm > bar > 0:
+        if math.isinf(norm):
+            found[name] = "the update moves the model beyond all numbers"
+        elif norm > bar > 0:
             found[name] = (
                 f"the update moves the model by {norm:.3g}, more than {ratio:g} times the median "
                 f"of its peers ({bar / ratio:.3g}); see federation.max_norm_ratio"

@@ -72,6 +72,10 @@ class Exchange:
         """Note what a node holds after its reply: everything up to the head, or who knows what."""
         self._held[node_id] = self._heads.record().history if holds_head else ()
 
+    def forget(self, node_id: int) -> None:
+        """Take the node's own word for what it holds, when it is asked next."""
+        self._held.pop(node_id, None)
+
     def _message(self, kind: str, node_id: int, config: ConfigRecord, ttl: float) -> Message:
         record = self._heads.record()
         head = Head(

@@ -9,7 +9,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,11 +19,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedlora.adapters import BaseMismatchError, QuorumError, Residual
 from fedlora.adapters.mean import Missing, normalized
-from fedlora.protos.envelope import SigningKey
 
 from .aggregate import aggregate, weighted_means
 from .exchange import Exchange
 from .heads import HeadStore
+from .identity import Identity
 from .intake import Admitted, Intake
 from .observer import Observer, RoundReport
 from .packing import pack, unpack
@@ -32,25 +32,6 @@ from .records import AdmittedUpdate, Proceedings
 from .recovery import recover
 
 TAKEOVER = 60.0  # seconds for a killed coordinator's app to leave the ledger
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a run is called and stands on.
-
-    Attributes:
-        run: its name; updates of another run are refused.
-        base: fingerprint of the frozen weights; updates from another base are refused.
-        task: what nodes are told to do, as JSON.
-        recipe: fingerprint of what was asked for; goes into the records.
-        key: that heads are signed with.
-    """
-
-    run: str = "run"
-    base: str = ""
-    task: str = ""
-    recipe: str = ""
-    key: SigningKey | None = None
 
 
 class FederatedLoRA(Strategy):

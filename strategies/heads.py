@@ -207,6 +207,10 @@ class HeadStore:
                     return Snapshot(path, path.stem.partition("-")[2], len(covers))
         return None
 
+    def snapshot_files(self) -> Iterator[Path]:
+        """Where snapshots lie, those of a crash between two among them."""
+        return self.directory.glob(f"[0-9]*/{SNAPSHOT.format(digest='*')}")
+
     def folder(self, round: int) -> Path:
         """Where a round's files lie."""
         return self.directory / f"{round:04d}"

@@ -93,6 +93,9 @@ class Intake:
             try:
                 _raise_error_of(reply)
                 made = open_evaluation(reply, self.roster.key(node_id))
+                self._require_asked(node_id, made.node)
+                if made.head != self.heads.record().hash:
+                    raise WireError(f"the evaluation is of the head {made.head[:12]}")
             except (WireError, IdentityError) as error:
                 self.observer.refused(round, name, str(error))
                 continue
@@ -109,8 +112,7 @@ class Intake:
         """
         _raise_error_of(reply)
         update, payload = open_update(reply, self.roster.key(node_id))
-        if not self.roster.is_called(node_id, update.node):
-            raise WireError(f"the update is in the name of {update.node}")
+        self._require_asked(node_id, update.node)
         head = self.heads.record()
         adapter = self.heads.adapter(head.round)
         examples = self.roster.examples(node_id)
@@ -124,10 +126,17 @@ class Intake:
         down = self.exchange.bytes_down.get(node_id, 0)
         return NodeReport(0.0, dict(made.metrics), content_bytes(reply.content), down)
 
+    def _require_asked(self, node_id: int, name: str) -> None:
+        if not self.roster.is_called(node_id, name):
+            raise WireError(f"the reply is in the name of {name}")
+
     def _failed(self, node_id: int, gone: bool) -> None:
-        self.exchange.settle(node_id, holds_head=False)
+        """A node that is gone says what it holds when it comes back; of others nobody knows."""
         if gone:
+            self.exchange.forget(node_id)
             self.roster.lost(node_id)
+        else:
+            self.exchange.settle(node_id, holds_head=False)
 
 
 def _raise_error_of(reply: Message) -> None:

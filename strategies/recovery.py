@@ -49,6 +49,8 @@ def recover(store: HeadStore) -> str:
     """
     for scratch in store.directory.glob(".new-*"):
         shutil.rmtree(scratch, ignore_errors=True)
+    for snapshot in store.directory.glob("*/.snapshot.new"):
+        snapshot.unlink()
     sound: list[int] = []
     try:
         verify(store, sound.append)
@@ -61,6 +63,19 @@ def recover(store: HeadStore) -> str:
             f"{error}; set aside round(s) {', '.join(map(str, aside))} as damaged-*, "
             f"going on from round {sound[-1] if sound else 'none'}"
         )
+    return _without_snapshot(store)
+
+
+def _without_snapshot(store: HeadStore) -> str:
+    """Set the snapshot aside if it does not hold; the residuals that it stands for are there."""
+    last = store.snapshot(store.record().history) if store.rounds() else None
+    if last is None:
+        return ""
+    try:
+        checked(last.path, last.digest)
+    except RunError as error:
+        last.path.rename(_free(last.path.with_name(f"damaged-{last.path.name}")))
+        return f"{error}; set aside, the residuals are sent instead"
     return ""
 
 

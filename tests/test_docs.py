@@ -2,15 +2,20 @@
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
+import pytest
 from flwr.app import Context, RecordDict
 from pydantic_core import PydanticUndefined
 
 from fedlora.recipes import schema
 from fedlora.strategies import InProcessGrid
 
+from .deploy.parsing import parse
+
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def test_the_flower_app_of_the_docs_learns_and_is_exact(capsys: object) -> None:
@@ -59,8 +64,17 @@ def test_every_key_of_a_recipe_is_documented_with_its_default() -> None:
                 assert f"`{field.default}`".lower() == rows[key].lower()
 
 
+COMMAND = re.compile(r"^(?:    )?fedlora (\w.*?)(?:\s+#.*)?$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_is_shown_is_understood(page: Path) -> None:
+    for line in COMMAND.findall(page.read_text()):
+        parse(shlex.split(line))
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text().replace("\n", " ")):
             if not target.startswith("http"):
                 assert (page.parent / target.strip()).exists(), f"{page.name}: {target}"

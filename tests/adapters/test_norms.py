@@ -50,3 +50,9 @@ def test_no_change_is_nothing_and_a_missing_module_takes_back_what_was() -> None
     assert change_norm(head, head) == pytest.approx(0, abs=1e-6 * size)
     without = Adapter({"v": head.factors["v"]}, head.full)
     assert change_norm(without, head) == pytest.approx(size, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e308])
+def test_a_change_beyond_float64_is_infinite_and_never_nothing(scale: float) -> None:
+    head = some(0, 3, 2.0, SHAPES)
+    assert change_norm(some(1, 3, scale, SHAPES), head) == float("inf")

@@ -31,6 +31,7 @@ def test_tally_adds_up_and_passes_on() -> None:
         events.NodeReplied(2, "south", {}, 7, 70),
         events.RoundDone(1, 2, "h", 3e-8, {}, 1.0),
         events.RoundDone(2, 2, "h", 2e-8, {}, 1.0),
+        events.RunDone(Path("run"), "h", 3e-8),
     ]
     for event in story:
         tally(event)

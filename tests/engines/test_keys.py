@@ -1,5 +1,6 @@
 """A federation by TLS with registered keys, as users start it."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,20 @@ def _secrets(pki: Path) -> Iterator[bytes]:
     yield b"PRIVATE KEY"
     for path in pki.rglob("*.key"):
         yield from path.read_bytes().splitlines()[1:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_S8_a_node_that_trusts_another_coordinators_key_leaves(federation: Federation) -> None:
+    other = federation.folder / "other"
+    federation.keys("ca", "--out", other / "ca")
+    federation.keys("server", "--ca", other / "ca", "--host", "x.example", "--out", other / "own")
+    shutil.copy(other / "own" / "coordinator.pub", federation.pki / "anchor")
+    federation.coordinate()
+    node = federation.join("anchor")
+    said = node.communicate(timeout=240)[0]
+    assert node.returncode == IdentityError.exit_code, said
+    assert "another party made it" in said
 
 
 @pytest.mark.slow

@@ -12,15 +12,33 @@ from fedlora.cli.processes import free_port
 from fedlora.client.hub import Hub
 from fedlora.client.pulling import pull
 from fedlora.protos.hub_pb2 import FORM_MERGED, PullRequest
+from fedlora.server.making import MERGED, make, place
 from fedlora.server.rundir import RunDirectory
 
-from .conftest import HubProcess, hub_process
+from .conftest import ROUNDS, HubProcess, hub_process
 
 
 @pytest.fixture
 def run(tiny_run: RunDirectory, tmp_path: Path) -> RunDirectory:
     ignored = shutil.ignore_patterns("hub")
     return RunDirectory.open(shutil.copytree(tiny_run.path, tmp_path / "run", ignore=ignored))
+
+
+def test_a_merged_model_of_a_folder_that_holds_folded_weights_has_them(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """A pulled folder can be served in its turn, without the residuals that it never had."""
+    snapshot = run.heads.snapshot(run.heads.record().history)
+    assert snapshot is not None
+    make(run, ROUNDS, MERGED)
+    [whole] = place(run, ROUNDS, MERGED).glob("files/model.safetensors")
+    thin = RunDirectory.open(shutil.copytree(run.path, tmp_path / "thin"))
+    shutil.rmtree(thin.path / "hub")
+    for digest in run.heads.record().history[: snapshot.covers]:
+        (thin.path / run.heads.residual_file(digest).relative_to(run.path)).unlink()
+    make(thin, ROUNDS, MERGED)
+    [made] = place(thin, ROUNDS, MERGED).glob("files/model.safetensors")
+    assert made.read_bytes() == whole.read_bytes()
 
 
 def makers(hub: HubProcess) -> list[psutil.Process]:

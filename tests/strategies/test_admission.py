@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message
 
-from fedlora.adapters import Adapter, Factors
+from fedlora.adapters import Adapter, Factors, QuorumError
 from fedlora.protos import SigningKey, VerifyingKey
 from fedlora.strategies import (
     FedExLoRA,
@@ -121,6 +121,26 @@ def test_an_update_that_goes_much_further_than_its_peers(heads_dir: Path, nodes:
     assert set(report.nodes) == {f"n{node}" for node in range(nodes) if node != 1}
     record = strategy.heads.record().proceedings
     assert "times the median" in record.refused["n1"]  # it is in the ledger too
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_S3_a_scale_that_no_number_can_hold_is_refused(heads_dir: Path, nodes: int) -> None:
+    def boundless(message: Message, node: int) -> Message:
+        adapter = moved(open_head(message).adapter, node, 1)
+        factors = {name: replace(one, scale=1e308) for name, one in adapter.factors.items()}
+        made = Adapter(factors, adapter.full)
+        return reply_update(message, made, node=f"n{node}", examples=5, metrics={})
+
+    strategy = FedExLoRA(heads_dir, Participation(min_nodes=1, retries=0))
+    grid = InProcessGrid(app({0: boundless}), nodes)
+    if nodes == 1:
+        with pytest.raises(QuorumError, match="beyond all numbers"):
+            run(strategy, grid, rounds=1)
+        return
+    run(strategy, grid, rounds=1)
+    assert "beyond all numbers" in strategy.observer.reports[0].refused["n0"]
+    made = strategy.heads.adapter(1).factors
+    assert all(bool(torch.isfinite(one.b).all()) for one in made.values())
 
 
 def test_S8_an_update_under_another_nodes_signature(heads_dir: Path, tmp_path: Path) -> None:

@@ -80,3 +80,17 @@ def test_F8_a_run_on_another_base_is_not_gone_on_with(heads_dir: Path) -> None:
     other = FedExLoRA(heads_dir, identity=Identity(base="b" * 64))
     with pytest.raises(BaseMismatchError, match="b" * 64):
         run(other, InProcessGrid(app(), 2), 2)
+
+
+def test_a_damaged_snapshot_is_set_aside_and_the_log_is_sent_instead(heads_dir: Path) -> None:
+    heads = run_to(heads_dir, 2)
+    history = heads.record().history
+    for digest in ("a" * 64, "b" * 64):  # neither is what the files hash to
+        (heads.folder(2) / f"snapshot-{digest}.safetensors").write_bytes(b"half of it")
+        said = recover(heads)
+        assert "was altered" in said
+        assert heads.snapshot(history) is None
+    (heads.folder(2) / ".snapshot.new").write_bytes(b"of a process that was killed")
+    assert recover(heads) == ""
+    assert not (heads.folder(2) / ".snapshot.new").exists()
+    assert heads.rounds() == [0, 1, 2]

@@ -74,7 +74,7 @@ def empty_base(folder: Path, model: ModelSection) -> PreTrainedModel:
     """
     config = _config(folder, model)
     try:
-        with torch.device("meta"):
+        with quiet(), torch.device("meta"):
             model_class = CLASSES[model.task]
             base: PreTrainedModel = model_class.from_config(config, dtype=torch.float32).eval()
     except Exception as error:  # as above

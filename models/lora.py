@@ -53,9 +53,10 @@ def attach(base: PreTrainedModel, lora: LoraSection, model: ModelSection) -> Pef
         task_type=TASK_TYPES[model.task],
         fan_in_fan_out=any(isinstance(modules[name], Conv1D) for name in targets),
     )
-    with quiet(), torch.random.fork_rng(devices=[]):
+    # Not PEFT's low_cpu_mem_usage: it patches nn.Module for all threads of the process.
+    with quiet(), torch.random.fork_rng(devices=[]), base.device:
         torch.default_generator.manual_seed(0)  # PEFT draws from the global generator
-        return get_peft_model(base, config, low_cpu_mem_usage=base.device.type == "meta")
+        return get_peft_model(base, config)
 
 
 def initial_adapter(peft_model: PeftModel, seed: int) -> Adapter:

@@ -1,15 +1,24 @@
-"""Silence for transformers and PEFT, which report what we check and report ourselves."""
+"""Opening models in peace: no notices of what we check ourselves, and one thread at a time."""
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers.utils import logging
 
+_ONE = threading.RLock()  # the libraries switch process-wide settings (dtype, logging) to and fro
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, logged warnings or notices of deprecation inside the block."""
+    """No progress bars, warnings, notices of deprecation or other threads inside the block."""
+    with _ONE, _silence():
+        yield
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,9 +1,12 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import PeftModel
+from torch import nn
 
 from fedlora.adapters import (
     Adapter,
@@ -160,6 +163,20 @@ def test_the_initial_adapter_needs_no_weights(folder: Path, model: ModelSection)
     assert same_bytes(real, empty)
     other = initial_adapter(attach(empty_base(folder, model), LORA, model), seed=6)
     assert not same_bytes(real, other)
+
+
+def test_threads_that_open_models_together_do_not_disturb_each_other(tiny_causal: Path) -> None:
+    expected = read_adapter(attach(load_base(tiny_causal, LANGUAGE), LORA, LANGUAGE))
+
+    def real_or_empty(turn: int) -> PeftModel:
+        opened = (empty_base if turn % 2 else load_base)(tiny_causal, LANGUAGE)
+        return attach(opened, LORA, LANGUAGE)
+
+    with ThreadPoolExecutor(8) as threads:
+        opened = list(threads.map(real_or_empty, range(48)))
+    assert all(same_bytes(read_adapter(model), expected) for model in opened[::2])
+    assert all(parameter.is_meta for model in opened[1::2] for parameter in model.parameters())
+    assert not nn.Linear(1, 1).weight.is_meta  # nothing of it stays behind in the process
 
 
 def test_the_initial_adapter_changes_nothing_and_draws_as_peft(tiny_causal: Path) -> None:

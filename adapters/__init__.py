@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from .mean import exact_mean, mean_of_full, module_factors, module_names
     from .norms import change_norm
     from .peft_state import from_peft, to_peft
+    from .pooling import spread_adapter, spread_residual
     from .receipt import Receipt, aggregation_error, fold_error, weight_products
     from .residual import Residual, add
+    from .widths import at_width, module_of, names_at, repeated, returned, taken
 
 __all__ = [
     "Adapter",
@@ -47,6 +49,7 @@ __all__ = [
     "WireError",
     "add",
     "aggregation_error",
+    "at_width",
     "change_norm",
     "exact_mean",
     "fold",
@@ -55,11 +58,29 @@ __all__ = [
     "mean_of_full",
     "module_factors",
     "module_names",
+    "module_of",
+    "names_at",
+    "repeated",
+    "returned",
+    "spread_adapter",
+    "spread_residual",
+    "taken",
     "to_peft",
     "weight_products",
 ]
 
-_MODULES = ("errors", "factors", "residual", "folding", "mean", "norms", "receipt", "peft_state")
+_MODULES = (
+    "errors",
+    "factors",
+    "residual",
+    "folding",
+    "mean",
+    "norms",
+    "pooling",
+    "receipt",
+    "peft_state",
+    "widths",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ from .errors import AdapterError
 from .factors import Adapter, Factors
 from .residual import Residual
 
-Missing = Literal["refuse", "zero"]
+Missing = Literal["refuse", "zero", "skip"]
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
@@ -142,6 +142,13 @@ def module_factors(adapters: Sequence[Adapter], name: str) -> list[Factors]:
         raise AdapterError(f"module {name} is in no update")
     zero = Factors(torch.zeros_like(like.b), torch.zeros_like(like.a), like.scale)
     return [zero if one is None else one for one in present]
+
+
+def those_with(adapters: Sequence[Adapter], name: str, missing: Missing) -> list[int]:
+    """Which updates are averaged for a module: under the rule "skip" those that have it alone."""
+    if missing != "skip":
+        return list(range(len(adapters)))
+    return [index for index, adapter in enumerate(adapters) if name in adapter.factors]
 
 
 def mean_of_full(adapters: Sequence[Adapter], weights: Sequence[float]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .factors import Adapter, Factors
+from .mean import Missing
 
 
 def product(one: Factors, other: Factors) -> float:
@@ -19,15 +20,17 @@ def product(one: Factors, other: Factors) -> float:
     return float(one.scale * other.scale * torch.sum(left * right.T))
 
 
-def change_norm(update: Adapter, head: Adapter) -> float:
+def change_norm(update: Adapter, head: Adapter, missing: Missing = "zero") -> float:
     """||update - head|| over all modules and parameters trained in full.
 
-    A module that the update lacks counts as a zero update. The square of a tiny difference of
-    large updates can fall below the rounding of float64 and then counts as 0; one beyond float64
-    is infinite.
+    A module that the update lacks counts as a zero update, or is left out under "skip". The square
+    of a tiny difference of large updates can fall below the rounding of float64 and then counts as
+    0; one beyond float64 is infinite.
     """
     squares = []
-    for name, was in head.factors.items():
+    names = update.factors if missing == "skip" else head.factors
+    for name in names:
+        was = head.factors[name]
         squares.append(product(was, was))
         if (one := update.factors.get(name)) is not None:
             squares.append(product(one, one) - 2 * product(one, was))

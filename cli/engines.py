@@ -8,12 +8,16 @@ import logging
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedlora.adapters.errors import EngineError, RecipeError, RunError
 from fedlora.protos.keys import NodeKeys
 from fedlora.recipes.schema import Recipe
 from fedlora.server.events import Listener, Notice, StepDone
 from fedlora.server.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from fedlora.client.place import NodePlace
 
 RESTARTS = 4  # of Flower's processes, without a round in between
 
@@ -75,38 +79,23 @@ def coordinate(
                 time.sleep(2.0**deaths)
 
 
-def join(
-    address: str,
-    name: str,
-    data: Path,
-    heldout: Path | None,
-    state_dir: Path | None,
-    threads: int | None,
-    model: str | None,
-    keys: NodeKeys | None,
-    listener: Listener,
-) -> None:
+def join(address: str, place: "NodePlace", keys: NodeKeys | None, listener: Listener) -> None:
     """Serve a coordinator as a node until its run is done."""
     from filelock import FileLock, Timeout
 
-    from fedlora.client.place import NodePlace
     from fedlora.models.neighbours import counted
 
     from .preflight import reach
-    from .supernode import default_state, serve
+    from .supernode import serve
 
     reach(address, keys)
-
-    state = (state_dir or default_state(name)).absolute()
+    state = place.state
     state.mkdir(parents=True, exist_ok=True)
-    own = heldout.absolute() if heldout else None
-    folder = keys.folder if keys else None
-    place = NodePlace(name, data.absolute(), own, state, threads, model, folder)
     try:
         with counted(), FileLock(state / "lock", timeout=0):
-            listener(Notice(f"node {name} serves {address}; its logs are in {state}"))
+            listener(Notice(f"node {place.name} serves {address}; its logs are in {state}"))
             serve(place, address, lambda: reach(address, keys), listener)
-            listener(Notice(f"node {name}: the run is done"))
+            listener(Notice(f"node {place.name}: the run is done"))
     except Timeout:
         raise RunError(f"{state} is in use by another node; give this one a --state-dir") from None
 
@@ -126,17 +115,9 @@ def _in_process(run: RunDirectory, listener: Listener) -> None:
     def on_step(name: str, step: StepReport) -> None:
         listener(StepDone(name, step.step, step.steps, step.loss, step.tokens_per_second))
 
+    model = run.recipe.model.source
     nodes = [
-        Node(
-            NodePlace(
-                section.name,
-                Path(section.data),
-                Path(section.heldout) if section.heldout else None,
-                run.path / "nodes",
-                model=run.recipe.model.source,
-            ),
-            on_step,
-        )
+        Node(NodePlace.of(section, run.path / "nodes", model), on_step)
         for section in run.recipe.node
     ]
     app = make_app(lambda context: nodes[int(str(context.node_config["partition-id"]))])
@@ -154,14 +135,9 @@ def _as_processes(run: RunDirectory, listener: Listener) -> None:
     port = free_port()
     with superlink(run, "127.0.0.1", port, simulation=False) as child, ExitStack() as nodes:
         for section in run.recipe.node:
-            place = NodePlace(
-                section.name,
-                Path(section.data),
-                Path(section.heldout) if section.heldout else None,
-                run.path / "nodes" / section.name,
-                share(run.recipe.train.threads, len(run.recipe.node)),
-                run.recipe.model.source,
-            )
+            threads = share(run.recipe.train.threads, len(run.recipe.node))
+            state = run.path / "nodes" / section.name
+            place = NodePlace.of(section, state, run.recipe.model.source, threads)
             nodes.enter_context(worker(place))
             nodes.enter_context(supernode(place, f"127.0.0.1:{port}", warm(place)))
         lead(run, child, listener)

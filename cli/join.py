@@ -1,11 +1,14 @@
 """`fedlora join`: this machine as a node, with data that stays on it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import AsJson, ModelSource
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 EXAMPLE = (
     "Example: fedlora join fed.example.org:8000 --name clinic --data notes.jsonl --keys pki/clinic"
@@ -47,6 +50,22 @@ def join(
         int | None,
         typer.Option(min=1, help="Threads to train with.", show_default="all cores"),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp32|int8|int4|int3|int2",
+            help="How the frozen base is held here: less memory, the same federation.",
+            show_default="fp32",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Instead of --precision: memory for training, e.g. 900MB; what fits is chosen.",
+            show_default=False,
+        ),
+    ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(
@@ -61,6 +80,7 @@ def join(
     from pydantic import ValidationError
 
     from fedlora.adapters.errors import DataError, IdentityError
+    from fedlora.client.place import NodePlace
     from fedlora.protos.addresses import is_loopback, split
     from fedlora.protos.keys import NodeKeys
     from fedlora.recipes.schema import NodeSection
@@ -70,10 +90,11 @@ def join(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     try:
-        NodeSection(name=name, data=str(data))
-    except ValidationError:
-        allowed = "up to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
-        raise typer.BadParameter(f"--name {name!r}: expected {allowed}") from None
+        section = NodeSection.model_validate(
+            {"name": name, "data": str(data), "precision": precision, "memory": memory}
+        )
+    except ValidationError as error:
+        raise typer.BadParameter(_mended(error)) from None
     for option, path in (("--data", data), ("--heldout", heldout)):
         if path is not None and not path.exists():
             raise DataError(f"{option}: no such file: {path.absolute()}")
@@ -89,7 +110,32 @@ def join(
     from . import engines
     from .folders import anchored
     from .progress import progress
+    from .supernode import default_state
 
-    source = anchored(model)
+    place = NodePlace(
+        section.name,
+        data.absolute(),
+        heldout.absolute() if heldout else None,
+        (state_dir or default_state(name)).absolute(),
+        threads,
+        anchored(model),
+        own.folder if own else None,
+        section.precision,
+        section.memory,
+    )
     with progress(as_json) as listener:
-        engines.join(address, name, data, heldout, state_dir, threads, source, own, listener)
+        engines.join(address, place, own, listener)
+
+
+def _mended(error: "ValidationError") -> str:
+    """What is wrong with an option, and what was expected."""
+    wrong = error.errors()[0]
+    option = str(wrong["loc"][0]) if wrong["loc"] else ""
+    expected = {
+        "name": "up to 64 letters, digits, '.', '_' and '-', the first a letter or digit",
+        "precision": "fp32, int8, int4, int3 or int2",
+        "memory": "a number and a unit, such as 900MB or 2.6GB",
+    }.get(option)
+    if expected is None:
+        return "give --precision or --memory, not both"
+    return f"--{option} {wrong['input']!r}: expected {expected}"

@@ -14,7 +14,6 @@ from fedlora.adapters import Adapter, BaseMismatchError, WireError
 from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
-from fedlora.models.lora import read_adapter
 from fedlora.models.source import resolve
 from fedlora.models.threads import set_threads
 from fedlora.models.tuned import FoldedWeights, TunedModel, shared, tokenizer_of
@@ -62,10 +61,12 @@ class Node:
 
         Raises:
             BaseMismatchError: if the coordinator's base is another.
+            ModelError: if no width of the run fits this node.
             DataError: if the data can't be used for the task.
         """
         task = read_task(hello.task)
         base = self._check_base(task, hello.base)
+        holding = self._holding(task)
         data = _node_data(self.place, task)
         return Introduction(
             node=self.place.name,
@@ -76,6 +77,8 @@ class Node:
             version=version,
             threads=threads,
             nonce=hello.nonce,
+            width=holding.widest,
+            mean_width=holding.mean,
             held=[bytes.fromhex(digest) for digest in self._residuals.held()],
         )
 
@@ -100,7 +103,7 @@ class Node:
             "train_seconds": report.seconds,
             "fold_error": tuned.fold_error,
         }
-        return Trained(read_adapter(tuned.model), report.examples, metrics, tuned.folded)
+        return Trained(tuned.read(), report.examples, metrics, tuned.folded)
 
     def evaluate(self, head: ReceivedHead) -> tuple[dict[str, float], str]:
         """Evaluate the head on this node's held-out examples.
@@ -111,17 +114,47 @@ class Node:
         task = read_task(head.proto.task)
         tuned, data = self._follow(head, task), _node_data(self.place, task)
         metrics = self._evaluate(tuned, data, task)
+        if task.quantize.per_width:
+            metrics |= self._at_each_width(head, data, task)
         metrics |= {"examples": float(len(data.heldout)), "fold_error": tuned.fold_error}
         return metrics, tuned.folded
 
-    def _follow(self, head: ReceivedHead, task: Task) -> TunedModel:
-        """This process's model, become the head."""
+    def _follow(
+        self, head: ReceivedHead, task: Task, subnet: Mapping[str, int] | None = None
+    ) -> HeldModel:
+        """This process's model, become the head; at the widths of `subnet`, if given."""
         self._share_cores(task)
         self._check_base(task, head.proto.base)
         self._residuals.keep(head.folded_payloads)
-        tuned = shared(self.place.source(task), task.model, task.lora)
-        tuned.become(head.adapter, head.history, self._residuals.read, self._snapshot(head))
-        return tuned
+        holding, source = self._holding(task), self.place.source(task)
+        if holding.subnet is None:
+            tuned = shared(source, task.model, task.lora)
+            tuned.become(head.adapter, head.history, self._residuals.read, self._snapshot(head))
+            return tuned
+        held = quantized(source, task.model, task.lora, task.quantize, holding.widest)
+        held.become(
+            head.adapter,
+            subnet or head.proto.subnet or holding.subnet,
+            head.history,
+            self._residuals.read,
+            head.side,
+        )
+        return held
+
+    def _holding(self, task: Task) -> Holding:
+        place = self.place
+        return holding(place.source(task), task, place.precision, place.memory)
+
+    def _at_each_width(self, head: ReceivedHead, data: NodeData, task: Task) -> dict[str, float]:
+        """How the head does where all modules have one width, for each that this node holds."""
+        found = {}
+        widest = self._holding(task)
+        for bits in sorted(task.quantize.widths):
+            if bits <= widest.mean:
+                subnet = dict.fromkeys(widest.modules, bits)
+                metrics = self._evaluate(self._follow(head, task, subnet), data, task)
+                found |= {f"{name}_{bits}bit": value for name, value in metrics.items()}
+        return found
 
     def _snapshot(self, head: ReceivedHead) -> FoldedWeights | None:
         """What the coordinator sent, now or before, for the oldest residuals."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedlora.adapters.errors import ModelError, RecipeError
 
 if TYPE_CHECKING:
-    from fedlora.recipes.schema import Task
+    from fedlora.recipes.schema import NodeSection, Task
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # an alias, or owner/name of a model hub
 
@@ -27,6 +27,8 @@ class NodePlace:
         threads: torch threads; None for what the task says, or a share of this machine's cores.
         model: where this node has the base, if not where the coordinator's recipe says.
         keys: folder with this node's key and the coordinator's; None to sign and check nothing.
+        precision: how it holds the frozen base; None for float32, or what fits into `memory`.
+        memory: that a round of training may take, e.g. 900MB; None for no limit.
     """
 
     name: str
@@ -36,6 +38,24 @@ class NodePlace:
     threads: int | None = None
     model: str | None = None
     keys: Path | None = None
+    precision: str | None = None
+    memory: str | None = None
+
+    @classmethod
+    def of(
+        cls, section: "NodeSection", state: Path, model: str, threads: int | None = None
+    ) -> "NodePlace":
+        """The place of a node that is played in a simulation."""
+        return cls(
+            section.name,
+            Path(section.data),
+            Path(section.heldout) if section.heldout else None,
+            state,
+            threads,
+            model,
+            precision=section.precision,
+            memory=section.memory,
+        )
 
     def source(self, task: "Task") -> str:
         """Where this node finds the base.
@@ -68,18 +88,13 @@ def place_of(config: Mapping[str, object]) -> NodePlace:
         run = Path(os.environ[RUN_DIRECTORY])
         recipe = load_recipe(run / "recipe.toml")
         section = recipe.node[int(str(config["partition-id"]))]
-        heldout = Path(section.heldout) if section.heldout else None
-        return NodePlace(
-            section.name,
-            Path(section.data),
-            heldout,
-            run / "nodes",
-            model=recipe.model.source,
-        )
+        return NodePlace.of(section, run / "nodes", recipe.model.source)
     try:
         heldout = Path(str(config["heldout"])) if "heldout" in config else None
         threads = int(str(config["threads"])) if "threads" in config else None
-        model = str(config["model"]) if "model" in config else None
+        model, precision, memory = (
+            str(config[key]) if key in config else None for key in ("model", "precision", "memory")
+        )
         keys = Path(str(config["keys"])) if "keys" in config else None
         name, data, state = (str(config[key]) for key in ("name", "data", "state"))
     except KeyError as error:
@@ -87,4 +102,6 @@ def place_of(config: Mapping[str, object]) -> NodePlace:
             f"this node's configuration lacks {error}; `fedlora join` sets it, by hand it is "
             '--node-config \'name="..." data="/..." state="/..."\''
         ) from None
-    return NodePlace(name, Path(data), heldout, Path(state), threads, model, keys)
+    return NodePlace(
+        name, Path(data), heldout, Path(state), threads, model, keys, precision, memory
+    )

@@ -12,7 +12,16 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedlora.adapters import Adapter, Factors, Residual, RunError, add, to_peft
+from fedlora.adapters import (
+    Adapter,
+    Factors,
+    Residual,
+    RunError,
+    add,
+    spread_adapter,
+    spread_residual,
+    to_peft,
+)
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .cache import published
@@ -55,6 +64,7 @@ def export_merged(
         AdapterError: if adapter or residuals do not fit the base.
         ModelError: if the base cannot be loaded.
     """
+    adapter, residuals, lora = _plain(adapter, residuals, lora)
     with _new_folder(destination) as fresh:
         tuned = attach(load_base(folder, model), lora, model)
         if folded:
@@ -81,6 +91,7 @@ def export_adapter(
     has the rank that its total update has: `rank_pattern` says which. The base's weights are not
     read. Arguments and errors as in `export_merged`.
     """
+    adapter, residuals, lora = _plain(adapter, residuals, lora)
     with _new_folder(destination) as fresh:
         peft_model = attach(empty_base(folder, model), lora, model)
         write_adapter(peft_model, adapter)  # on the meta device: checks that it fits
@@ -99,6 +110,18 @@ def export_adapter(
             fresh / "adapter_model.safetensors",
             metadata={"format": "pt"},
         )
+
+
+def _plain(
+    adapter: Adapter, residuals: Sequence[Mapping[str, Residual]], lora: LoraSection
+) -> tuple[Adapter, list[Mapping[str, Residual]], LoraSection]:
+    """Pooled factors as plain ones, which PEFT can merge and others can read."""
+    wide = [
+        {name: spread_residual(one, lora.pooling) for name, one in of_round.items()}
+        for of_round in residuals
+    ]
+    plain = lora.model_copy(update={"kind": "plain"})
+    return spread_adapter(adapter, lora.pooling), [*wide], plain
 
 
 def _whole(factors: Factors, residuals: Sequence[Residual]) -> Factors:

@@ -15,11 +15,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fedlora.adapters import Adapter, AdapterError, Factors, ModelError, Residual, fold
+from fedlora.adapters import (
+    Adapter,
+    AdapterError,
+    Factors,
+    ModelError,
+    Residual,
+    fold,
+    spread_residual,
+)
 from fedlora.adapters.folding import FOLDABLE
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .loading import head_modules
+from .pooled import group_of, pool
 from .quiet import quiet
 
 NAME = "default"  # PEFT's name for the one adapter
@@ -56,7 +65,11 @@ def attach(base: PreTrainedModel, lora: LoraSection, model: ModelSection) -> Pef
     # Not PEFT's low_cpu_mem_usage: it patches nn.Module for all threads of the process.
     with quiet(), torch.random.fork_rng(devices=[]), base.device:
         torch.default_generator.manual_seed(0)  # PEFT draws from the global generator
-        return get_peft_model(base, config)
+        peft_model = get_peft_model(base, config)
+        for name, layer in lora_layers(peft_model).items():
+            if lora.pooling > 1:
+                pool(name, layer, NAME, lora.pooling)
+    return peft_model
 
 
 def initial_adapter(peft_model: PeftModel, seed: int) -> Adapter:
@@ -124,7 +137,8 @@ def fold_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) -> 
     check_residuals(peft_model, residuals)
     layers = lora_layers(peft_model)
     for name, residual in residuals.items():
-        fold(layers[name].get_base_layer().weight, residual, layers[name].fan_in_fan_out)
+        whole = spread_residual(residual, group_of(layers[name], NAME))
+        fold(layers[name].get_base_layer().weight, whole, layers[name].fan_in_fan_out)
 
 
 def set_frozen_weights(peft_model: PeftModel, weights: Mapping[str, Tensor]) -> None:
@@ -158,11 +172,21 @@ def check_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) ->
         if name not in layers:
             raise AdapterError(f"a residual is for {name}, which is no target of the adapter")
         weight = layers[name].get_base_layer().weight
-        shape = layers[name].out_features, layers[name].in_features
+        shape = update_shape(layers[name])
         if residual.shape != shape:
             raise AdapterError(f"the residual of {name} is {residual.shape}, expected {shape}")
         if weight.dtype not in FOLDABLE:
             raise AdapterError(f"{name} is {weight.dtype}: only float32 can take a residual")
+
+
+def update_shape(layer: LoraLayer) -> tuple[int, int]:
+    """(out, in) of the layer's factors and residuals; in groups where they are pooled."""
+    return layer.out_features, layer.in_features // group_of(layer, NAME)
+
+
+def weight_count(layer: LoraLayer) -> int:
+    """Numbers in the frozen weight, however they are held."""
+    return layer.out_features * layer.in_features
 
 
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from fedlora.adapters import Adapter, Residual, fold_error, weight_products
+from fedlora.adapters import Adapter, Residual, fold_error, spread_residual, weight_products
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .fingerprint import fingerprint
@@ -136,9 +136,8 @@ class TunedModel:
         self._changed, self._folded = self._changed | set(residuals), None
         for name, layer in layers.items():
             weight = layer.get_base_layer().weight
-            error = fold_error(
-                before[name], weight, residuals[name], layer.fan_in_fan_out, _PROBE_SEED
-            )
+            added = spread_residual(residuals[name], self._lora.pooling)
+            error = fold_error(before[name], weight, added, layer.fan_in_fan_out, _PROBE_SEED)
             self.fold_error = max(self.fold_error, error)
 
     def _load(self) -> PeftModel:

@@ -27,7 +27,14 @@ class Manifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., size: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Head(_message.Message):
-    __slots__ = ("run", "round", "base", "head", "task", "adapter", "history", "residuals", "snapshot")
+    __slots__ = ("run", "round", "base", "head", "task", "adapter", "history", "residuals", "snapshot", "side", "subnet")
+    class SubnetEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +44,8 @@ class Head(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     RESIDUALS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    SUBNET_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     base: str
@@ -46,7 +55,17 @@ class Head(_message.Message):
     history: _containers.RepeatedScalarFieldContainer[bytes]
     residuals: _containers.RepeatedCompositeFieldContainer[Manifest]
     snapshot: Snapshot
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., base: _Optional[str] = ..., head: _Optional[str] = ..., task: _Optional[str] = ..., adapter: _Optional[_Union[Manifest, _Mapping]] = ..., history: _Optional[_Iterable[bytes]] = ..., residuals: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ...) -> None: ...
+    side: Side
+    subnet: _containers.ScalarMap[str, int]
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., base: _Optional[str] = ..., head: _Optional[str] = ..., task: _Optional[str] = ..., adapter: _Optional[_Union[Manifest, _Mapping]] = ..., history: _Optional[_Iterable[bytes]] = ..., residuals: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., side: _Optional[_Union[Side, _Mapping]] = ..., subnet: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Side(_message.Message):
+    __slots__ = ("manifest", "dropped")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    manifest: Manifest
+    dropped: float
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., dropped: _Optional[float] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("manifest", "covers")
@@ -121,7 +140,7 @@ class Hello(_message.Message):
     def __init__(self, run: _Optional[str] = ..., base: _Optional[str] = ..., task: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("node", "examples", "heldout", "truncated", "base", "version", "threads", "nonce", "held")
+    __slots__ = ("node", "examples", "heldout", "truncated", "base", "version", "threads", "nonce", "held", "width", "mean_width")
     NODE_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     HELDOUT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +150,8 @@ class Introduction(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MEAN_WIDTH_FIELD_NUMBER: _ClassVar[int]
     node: str
     examples: int
     heldout: int
@@ -140,4 +161,6 @@ class Introduction(_message.Message):
     threads: int
     nonce: bytes
     held: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, node: _Optional[str] = ..., examples: _Optional[int] = ..., heldout: _Optional[int] = ..., truncated: _Optional[int] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., threads: _Optional[int] = ..., nonce: _Optional[bytes] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    width: int
+    mean_width: float
+    def __init__(self, node: _Optional[str] = ..., examples: _Optional[int] = ..., heldout: _Optional[int] = ..., truncated: _Optional[int] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., threads: _Optional[int] = ..., nonce: _Optional[bytes] = ..., held: _Optional[_Iterable[bytes]] = ..., width: _Optional[int] = ..., mean_width: _Optional[float] = ...) -> None: ...

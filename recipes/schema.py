@@ -9,7 +9,10 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from .sizes import SIZE
+
 T = TypeVar("T", "Task", "Recipe")
+Precision = Literal["fp32", "int8", "int4", "int3", "int2"]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -44,11 +47,48 @@ class LoraSection(Section):
     rslora: bool = False
     dropout: float = Field(0.0, ge=0, lt=1)
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    kind: Literal["plain", "pooled"] = Field(
+        "plain", description="pooled: A sees the mean of each group of inputs (QA-LoRA)"
+    )
+    group: PositiveInt = Field(64, description="inputs in a group, for kind pooled")
+
+    @property
+    def pooling(self) -> int:
+        """Inputs that A sees as one."""
+        return self.group if self.kind == "pooled" else 1
 
     @property
     def scale(self) -> float:
         """The factor s in W0 + s B A."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class QuantizeSection(Section):
+    """How nodes without room for float32 hold the frozen base, and which adapter trains on it.
+
+    With `shared` adapters all nodes train the same factors, each on the base as it holds it. With
+    adapters `per-width` every module has one for each of `widths`, and the coordinator draws for
+    each node and round which width a module has (LLM-QFA).
+    """
+
+    method: Literal["rtn", "hqq", "gptq"] = Field("hqq", description="how weights are rounded")
+    group: PositiveInt = Field(64, description="weights that share a scale")
+    widths: tuple[Literal[8, 4, 3, 2], ...] = Field((8, 4), min_length=1, description="in bits")
+    adapters: Literal["shared", "per-width"] = "shared"
+    schedule: Literal["balanced", "uniform"] = Field("balanced", description="of the widths")
+    period: PositiveInt | None = Field(
+        None, multiple_of=2, description="rounds from widest to narrowest and back; default: all"
+    )
+    side_rank: int = Field(16, ge=0, description="of the residual beside the weight; 0: all of it")
+
+    def wave(self, rounds: int) -> int:
+        """The period of the schedule in a run of so many rounds: even, so that both ends come."""
+        return self.period or rounds + rounds % 2
+
+    @property
+    def per_width(self) -> bool:
+        """Whether each width has an adapter of its own."""
+        return self.adapters == "per-width"
 
 
 class TrainSection(Section):
@@ -105,6 +145,16 @@ class NodeSection(Section):
     data: str
     heldout: str | None = Field(None, description="own evaluation file instead of a held-out share")
     questions: str | None = None
+    precision: Precision | None = Field(None, description="of the frozen base; default: fp32")
+    memory: str | None = Field(
+        None, pattern=SIZE.pattern, description="widths are chosen to fit, e.g. 900MB"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "NodeSection":
+        if self.precision and self.memory:
+            raise ValueError("`precision` and `memory` both say how the base is held: give one")
+        return self
 
 
 class Task(Section):
@@ -115,6 +165,7 @@ class Task(Section):
     rounds: PositiveInt
     model: ModelSection
     lora: LoraSection = LoraSection()
+    quantize: QuantizeSection = QuantizeSection()
     train: TrainSection = TrainSection()
     data: DataSection = DataSection()
 
@@ -130,6 +181,7 @@ class Recipe(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     model: ModelSection
     lora: LoraSection = LoraSection()
+    quantize: QuantizeSection = QuantizeSection()
     train: TrainSection = TrainSection()
     data: DataSection = DataSection()
     federation: FederationSection = FederationSection()
@@ -145,6 +197,7 @@ class Recipe(Section):
             rounds=self.federation.rounds,
             model=self.model,
             lora=self.lora,
+            quantize=self.quantize,
             train=self.train,
             data=self.data,
         )
@@ -158,6 +211,12 @@ class Recipe(Section):
 
 
 def _check_format(recipe: T) -> T:
+    lora, quantize = recipe.lora, recipe.quantize
+    if lora.kind == "pooled" and lora.group != quantize.group:
+        raise ValueError(
+            f"lora.group is {lora.group} and quantize.group {quantize.group}: pooled adapters fold "
+            "into the groups of the quantized weights, so both must be the same"
+        )
     classifies = recipe.model.task == "sequence-classification"
     if classifies != (recipe.data.format == "classification"):
         raise ValueError(

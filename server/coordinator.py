@@ -6,13 +6,13 @@ from pathlib import Path
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from fedlora.adapters import QuorumError
+from fedlora.adapters import QuorumError, repeated
 from fedlora.models.evaluation import evaluate
 from fedlora.models.examples import encode
 from fedlora.models.files import read_rows
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.loading import empty_base
-from fedlora.models.lora import attach, initial_adapter, lora_layers
+from fedlora.models.lora import attach, initial_adapter, lora_layers, weight_count
 from fedlora.models.source import resolve
 from fedlora.models.tuned import TunedModel, shared
 from fedlora.protos import Hello
@@ -27,6 +27,7 @@ from .reporting import Reporter
 from .roster import IntroducedNodes
 from .rundir import RunDirectory
 from .snapshots import Snapshots
+from .subnets import DrawnSubnets
 
 FAREWELL = 60.0  # seconds for the nodes of a run that is over to come and be told so
 
@@ -70,20 +71,22 @@ def coordinate(
         own.nodes_folder if own else None,
     )
     over = run.heads.rounds()[-1:] == [recipe.federation.rounds]
+    empty = attach(empty_base(folder, recipe.model), recipe.lora, recipe.model)
+    sizes = {name: weight_count(layer) for name, layer in lora_layers(empty).items()}
+    quantize = recipe.quantize
     strategy = STRATEGIES[recipe.federation.strategy](
         run.heads.directory,
         participation(recipe, min(wait, FAREWELL) if over else wait, poll),
         identity=Identity(recipe.name, base, task, recipe_fingerprint(recipe), key),
         roster=roster,
         observer=reporter,
-        missing=recipe.federation.missing_modules,
+        missing="skip" if quantize.per_width else recipe.federation.missing_modules,
+        # What is pooled folds into the offsets of quantized weights: there all take residuals.
+        side_rank=None if recipe.lora.kind == "pooled" else quantize.side_rank,
+        subnets=DrawnSubnets(recipe, sizes, roster) if quantize.per_width else None,
         full_history=False,
     )
-    empty = attach(empty_base(folder, recipe.model), recipe.lora, recipe.model)
-    weights = sum(
-        4 * layer.get_base_layer().weight.numel() for layer in lora_layers(empty).values()
-    )
-    snapshots = Snapshots(run.heads, recipe, weights)
+    snapshots = Snapshots(run.heads, recipe, 4 * sum(sizes.values()))
     evaluation = own_evaluation(recipe, run.heads, reporter) if recipe.evaluate.data else None
 
     def committed(round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -101,9 +104,10 @@ def coordinate(
     for one in roster.introductions():
         cut = f", {one.truncated} cut to {recipe.train.max_length} tokens" * bool(one.truncated)
         reporter.tell(Notice(f"{one.node}: {one.examples} examples, {one.heldout} held out{cut}"))
+    initial = initial_adapter(empty, recipe.seed)
     strategy.start(
         grid,
-        pack(initial_adapter(empty, recipe.seed)),
+        pack(repeated(initial, quantize.widths) if quantize.per_width else initial),
         num_rounds=recipe.federation.rounds,
         timeout=recipe.federation.deadline,
         evaluate_fn=committed,

@@ -6,9 +6,10 @@ deadline pass, is asked again and gets no work before it answers: it may be busy
 waits for any more.
 """
 
+import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from flwr.app import Message, MessageType
@@ -19,6 +20,8 @@ from fedlora.adapters import IdentityError, WireError
 from fedlora.protos import Hello, Introduction
 from fedlora.protos.envelope import SigningKey, VerifyingKey
 from fedlora.strategies.messages import hello_content, open_introduction
+
+FLOAT32 = 32  # bits
 
 Refused = Callable[[str, str], None]
 
@@ -97,6 +100,15 @@ class IntroducedNodes:
         """As the node said when it came."""
         return {one.hex() for one in self._known[node_id].held} if node_id in self._known else ()
 
+    def takes_residuals(self, node_id: int) -> bool:
+        """Whether its frozen weights are float32, as the node said when it came."""
+        return node_id in self._known and width_of(self._known[node_id]) == FLOAT32
+
+    def widths(self, node_ids: Iterable[int]) -> dict[int, tuple[int, float]]:
+        """The widest weights that nodes hold, and the widest on average, in bits."""
+        known = {one: self._known[one] for one in node_ids if one in self._known}
+        return {one: (width_of(said), said.mean_width or math.inf) for one, said in known.items()}
+
     def lost(self, node_id: int) -> None:
         """Forget a node until it introduces itself again."""
         self._known.pop(node_id, None)
@@ -148,6 +160,8 @@ class IntroducedNodes:
         """Take a node in; one that comes back under its name replaces its former self."""
         if not introduction.node or not 1 <= introduction.examples < 1 << 40:
             raise WireError(f"an introduction of {introduction.examples} examples without sense")
+        if not introduction.mean_width >= 0:
+            raise WireError(f"an introduction of {introduction.mean_width} bits a weight")
         if introduction.nonce != self._hello.nonce or len(introduction.held) > HELD:
             raise WireError("an introduction that does not answer this run's hello")
         for other, known in list(self._known.items()):
@@ -168,3 +182,8 @@ class IntroducedNodes:
         if Path(name).name != name or not path.is_file():
             raise IdentityError(f"node {name!r} is not registered: there is no {name}.pub")
         return VerifyingKey.load(path)
+
+
+def width_of(said: Introduction) -> int:
+    """Bits of a node's widest frozen weights; one that doesn't say holds float32."""
+    return said.width or FLOAT32

@@ -29,6 +29,8 @@ class Snapshots:
 
     def after(self, round: int) -> Snapshot | None:
         """Take one if it is due after this round; older ones are no longer needed, and removed."""
+        if self._recipe.quantize.per_width or self._recipe.lora.kind == "pooled":
+            return None  # no common weights, or quantized ones that need the residuals themselves
         record = self._heads.record(round)
         last = self._heads.snapshot(record.history)
         later = record.history[last.covers :] if last else record.history

@@ -26,6 +26,7 @@ def admit(
     missing: Missing,
     spool: Path,
     registered: int | None = None,
+    asked: Collection[str] | None = None,
 ) -> Adapter:
     """Check an update against the head it should come from, and keep it on disk.
 
@@ -38,6 +39,7 @@ def admit(
         missing: whether an update may lack modules.
         spool: folder for admitted updates, so that memory does not grow with the nodes.
         registered: how many examples the node said it has; None if it wasn't asked.
+        asked: the modules that the node was to train, no more and no less; None for all.
 
     Returns:
         The update's adapter, read from disk module by module.
@@ -54,6 +56,8 @@ def admit(
     try:
         received = read_adapter_tensors(FileTensors(place))
         _check_tensors(received, adapter, missing)
+        if asked is not None and (odd := sorted(received.factors.keys() ^ set(asked))):
+            raise WireError(f"module {odd[0]}: the node was not asked to train just these")
     except WireError:
         place.unlink()
         raise

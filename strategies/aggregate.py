@@ -16,7 +16,7 @@ from fedlora.adapters import (
     module_factors,
     module_names,
 )
-from fedlora.adapters.mean import Missing
+from fedlora.adapters.mean import Missing, those_with
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def aggregate(
         seed: of the receipt's probe vectors.
 
     Raises:
-        AdapterError: if a node lacks a module under the rule "refuse", or all lack one.
+        AdapterError: if a node lacks a module under the rule "refuse", or all lack one under
+            "zero"; under "skip" such a module stays as it was.
     """
     generator = torch.Generator().manual_seed(seed)
     factors: dict[str, Factors] = {}
@@ -61,10 +62,15 @@ def aggregate(
     errors: dict[str, float] = {}
     module_names(adapters, missing)
     for name in sorted(head.factors):
-        updates = module_factors(adapters, name)
-        mean, residual = exact_mean(updates, weights, head.factors[name].scale)
+        chosen = those_with(adapters, name, missing)
+        if not chosen:
+            factors[name] = head.factors[name]
+            continue
+        updates = module_factors([adapters[index] for index in chosen], name)
+        parts = [weights[index] for index in chosen]
+        mean, residual = exact_mean(updates, parts, head.factors[name].scale)
         sent = keep(residual) if residual.rank else None
-        errors[name] = aggregation_error(updates, weights, mean, sent, generator)
+        errors[name] = aggregation_error(updates, parts, mean, sent, generator)
         factors[name] = mean
         if sent is not None:
             residuals[name] = sent

@@ -2,17 +2,21 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from fedlora.adapters import names_at
 from fedlora.protos import Head, Manifest, Snapshot, describe
 from fedlora.protos.envelope import SigningKey
 
 from .heads import HeadStore, checked
 from .messages import head_content
-from .packing import ADAPTER, content_bytes
+from .packing import ADAPTER, SIDE, content_bytes
 from .participation import Roster, collect
+from .records import HeadRecord
+from .sides import Sides
 
 
 class Exchange:
@@ -30,6 +34,7 @@ class Exchange:
         roster: Roster,
         full_history: bool,
         key: SigningKey | None = None,
+        sides: Sides | None = None,
     ) -> None:
         """Send heads from `heads`, with `task`, signed if there is a key.
 
@@ -39,20 +44,36 @@ class Exchange:
             roster: knows what a node held when it came.
             full_history: send everything each time, to nodes that keep nothing.
             key: of the coordinator.
+            sides: for nodes that take no residuals; None if every node takes them.
         """
         self._heads, self._task, self._roster, self._key = heads, task, roster, key
-        self._full_history = full_history
+        self._full_history, self._sides = full_history, sides
         self._held: dict[int, Collection[str]] = {}
         self._origin: dict[str, int] = {}
         self._payloads: dict[str, tuple[bytes, Manifest]] = {}
+        self._subnets: Mapping[int, Mapping[str, int]] = {}
         self.asked: dict[int, str] = {}
         self.bytes_down: dict[int, int] = {}
 
     def messages(
-        self, kind: str, nodes: Mapping[int, str], config: ConfigRecord, ttl: float
+        self,
+        kind: str,
+        nodes: Mapping[int, str],
+        config: ConfigRecord,
+        ttl: float,
+        subnets: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
     ) -> Iterator[Message]:
-        """A message with the latest head for each of `nodes`, made when it is asked for."""
+        """A message with the latest head for each of `nodes`, made when it is asked for.
+
+        Args:
+            kind: Flower's type of message.
+            nodes: name by node id.
+            config: passed on to the nodes.
+            ttl: seconds after which a message is void.
+            subnets: the width of each module that a node shall train at, where that is drawn here.
+        """
         self.asked, self.bytes_down, self._payloads = dict(nodes), {}, {}
+        self._subnets = subnets
         return (self._message(kind, node_id, config, ttl) for node_id in self.asked)
 
     def replies(
@@ -67,6 +88,11 @@ class Exchange:
     def sender(self, reply: Message) -> int:
         """The node that was asked: Flower's own error replies come from node 1, whoever failed."""
         return self._origin.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+
+    def modules_asked(self, node_id: int) -> Collection[str] | None:
+        """The modules that a node was asked to train; None for all."""
+        subnet = self._subnets.get(node_id)
+        return names_at(subnet).values() if subnet else None
 
     def settle(self, node_id: int, holds_head: bool) -> None:
         """Note what a node holds after its reply: everything up to the head, or who knows what."""
@@ -88,10 +114,19 @@ class Exchange:
         )
         adapter, manifest = self._payload(self._heads.adapter_file(record.round), record.adapter)
         head.adapter.CopyFrom(manifest)
-        payloads = {ADAPTER: adapter, **self._lacking(head, record.history, node_id)}
+        head.subnet.update(self._subnets.get(node_id, {}))
+        payloads = {ADAPTER: adapter, **self._below(head, record, node_id)}
         content = head_content(head, payloads, config, self._key)
         self.bytes_down[node_id] = content_bytes(content)
         return Message(content, node_id, kind, ttl=ttl, group_id=str(record.round))
+
+    def _below(self, head: Head, record: HeadRecord, node_id: int) -> dict[str, bytes]:
+        """What belongs to the frozen weights below the adapter, in the form the node can use."""
+        if self._sides is None or self._roster.takes_residuals(node_id):
+            return self._lacking(head, record.history, node_id)
+        side = self._sides.of(record)
+        head.side.CopyFrom(side.proto)
+        return {SIDE: side.payload}
 
     def _lacking(self, head: Head, history: Sequence[str], node_id: int) -> dict[str, bytes]:
         """What a node lacks, by the cheaper way: the residuals, or a snapshot and those after it.

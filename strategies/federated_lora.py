@@ -27,9 +27,10 @@ from .identity import Identity
 from .intake import Admitted, Intake
 from .observer import Observer, RoundReport
 from .packing import pack, unpack
-from .participation import AnyNode, Participation, Roster
+from .participation import AnyNode, Participation, Roster, Subnets
 from .records import AdmittedUpdate, Proceedings
 from .recovery import recover
+from .sides import Sides
 
 TAKEOVER = 60.0  # seconds for a killed coordinator's app to leave the ledger
 
@@ -43,7 +44,11 @@ class FederatedLoRA(Strategy):
         identity: of the run.
         roster: knows the nodes by name.
         observer: told of what happens.
-        missing: "refuse" a round in which a node lacks a module, or count it as "zero" change.
+        missing: "refuse" a round in which a node lacks a module, count it as "zero" change, or
+            "skip" the node for that module.
+        side_rank: rank of the side path for nodes that take no residuals, 0 for all that it has;
+            None where every node takes them.
+        subnets: draws the width of each module that a node trains at; None if nodes decide.
         full_history: send every residual in each message, for nodes that keep nothing between
             messages; otherwise a node gets what it hasn't acknowledged.
     """
@@ -59,6 +64,8 @@ class FederatedLoRA(Strategy):
         roster: Roster | None = None,
         observer: Observer | None = None,
         missing: Missing = "refuse",
+        side_rank: int | None = None,
+        subnets: Subnets | None = None,
         full_history: bool = True,
     ) -> None:
         """See the class."""
@@ -68,8 +75,14 @@ class FederatedLoRA(Strategy):
         self.roster: Roster = roster or AnyNode()
         self.observer = observer or Observer()
         self.missing: Missing = missing
+        self.subnets = subnets
         self._exchange = Exchange(
-            self.heads, self.identity.task, self.roster, full_history, self.identity.key
+            self.heads,
+            self.identity.task,
+            self.roster,
+            full_history,
+            self.identity.key,
+            None if side_rank is None else Sides(self.heads, side_rank),
         )
         self._intake = Intake(
             self.heads,
@@ -194,7 +207,8 @@ class FederatedLoRA(Strategy):
         drawn = self.participation.draw(nodes, server_round, self._attempt)
         self._started = time.monotonic()
         self.observer.round_started(server_round, list(drawn.values()))
-        return self._exchange.messages(MessageType.TRAIN, drawn, config, self._timeout)
+        subnets = self.subnets.draw(server_round, drawn) if self.subnets else {}
+        return self._exchange.messages(MessageType.TRAIN, drawn, config, self._timeout, subnets)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

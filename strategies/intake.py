@@ -117,10 +117,18 @@ class Intake:
         adapter = self.heads.adapter(head.round)
         examples = self.roster.examples(node_id)
         received = admit(
-            update, payload, head, adapter, already.keys(), self.missing, spool, examples
+            update,
+            payload,
+            head,
+            adapter,
+            already.keys(),
+            self.missing,
+            spool,
+            examples,
+            self.exchange.modules_asked(node_id),
         )
         report = self._report(reply, node_id, update)
-        return Admitted(update, received, change_norm(received, adapter), report)
+        return Admitted(update, received, change_norm(received, adapter, self.missing), report)
 
     def _report(self, reply: Message, node_id: int, made: Update | Evaluation) -> NodeReport:
         down = self.exchange.bytes_down.get(node_id, 0)

@@ -21,7 +21,7 @@ from fedlora.protos import (
 )
 from fedlora.protos.envelope import SigningKey, VerifyingKey
 
-from .packing import ADAPTER, SEALED, TENSORS, arrays, payload, seal, unseal
+from .packing import ADAPTER, SEALED, SIDE, TENSORS, arrays, payload, seal, unseal
 from .payloads import adapter_tensors, read_adapter_tensors, read_residual_tensors
 from .records import head_hash
 
@@ -67,12 +67,25 @@ class ReceivedHead:
         """
         announced = [*self.proto.residuals, self.proto.snapshot.manifest]
         manifests = {manifest.digest.hex(): manifest for manifest in announced}
-        folded = {name: content for name, content in self.payloads.items() if name != ADAPTER}
+        others = ADAPTER, SIDE
+        folded = {name: content for name, content in self.payloads.items() if name not in others}
         for digest, content in folded.items():
             if digest not in manifests:
                 raise WireError(f"payload {digest[:12]!r} is not announced in the head")
             verify(content, manifests[digest], self.limits)
         return folded
+
+    @property
+    def side(self) -> dict[str, Residual]:
+        """The side path, by module; empty if none is announced.
+
+        Raises:
+            WireError: if it was altered, or did not come along.
+        """
+        if not self.proto.HasField("side"):
+            return {}
+        content = self.payloads.get(SIDE, b"")
+        return read_residual_tensors(decode(content, self.proto.side.manifest, self.limits))
 
     @property
     def residuals(self) -> list[dict[str, Residual]]:

@@ -20,7 +20,7 @@ from .payloads import adapter_tensors, read_adapter_tensors
 Proto = TypeVar("Proto", bound=Message)
 
 STYPE = "fedlora.safetensors"
-ADAPTER, SEALED, TENSORS = "adapter", "fedlora", "tensors"
+ADAPTER, SIDE, SEALED, TENSORS = "adapter", "side", "fedlora", "tensors"
 _SIGNATURE = "signature"
 
 

@@ -40,12 +40,24 @@ class Roster(Protocol):
         """Digests of the residuals and snapshots that were on its disk when it came."""
         ...
 
+    def takes_residuals(self, node_id: int) -> bool:
+        """Whether it folds them into its frozen weights, rather than needing a side path."""
+        ...
+
     def lost(self, node_id: int) -> None:
         """The node let a deadline pass, or failed: not to be asked before it is heard of again."""
         ...
 
     def absent(self) -> str:
         """Who was expected and is not here, and who was turned away; for an error message."""
+        ...
+
+
+class Subnets(Protocol):
+    """Decides at which widths the nodes of a round train."""
+
+    def draw(self, round: int, nodes: Mapping[int, str]) -> Mapping[int, Mapping[str, int]]:
+        """Bits by module, by node id; the same for the same round and names."""
         ...
 
 
@@ -71,6 +83,10 @@ class AnyNode:
     def held(self, node_id: int) -> Collection[str]:
         """Nothing, for all that is known."""
         return ()
+
+    def takes_residuals(self, node_id: int) -> bool:
+        """Every node does, for all that is known."""
+        return True
 
     def lost(self, node_id: int) -> None:
         """Flower drops nodes that are gone by itself."""

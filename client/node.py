@@ -4,7 +4,7 @@ Of the private text nothing leaves: a node replies with factors and counted metr
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -14,7 +14,9 @@ from fedlora.adapters import Adapter, BaseMismatchError, WireError
 from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
+from fedlora.models.holding import Holding, holding
 from fedlora.models.source import resolve
+from fedlora.models.supernet import QuantizedModel, quantized
 from fedlora.models.threads import set_threads
 from fedlora.models.tuned import FoldedWeights, TunedModel, shared, tokenizer_of
 from fedlora.protos import Hello, Introduction
@@ -25,6 +27,8 @@ from .data import NodeData
 from .place import NodePlace
 from .residuals import ResidualCache
 from .training import StepReport, train_round
+
+CALIBRATION_ROWS, CALIBRATION_LENGTH = 20, 256
 
 OnStep = Callable[[str, StepReport], None]
 
@@ -66,7 +70,7 @@ class Node:
         """
         task = read_task(hello.task)
         base = self._check_base(task, hello.base)
-        holding = self._holding(task)
+        own = self._holding(task)
         data = _node_data(self.place, task)
         return Introduction(
             node=self.place.name,
@@ -77,8 +81,8 @@ class Node:
             version=version,
             threads=threads,
             nonce=hello.nonce,
-            width=holding.widest,
-            mean_width=holding.mean,
+            width=own.widest,
+            mean_width=own.mean,
             held=[bytes.fromhex(digest) for digest in self._residuals.held()],
         )
 
@@ -102,6 +106,7 @@ class Node:
             "tokens_per_second": report.tokens / report.seconds,
             "train_seconds": report.seconds,
             "fold_error": tuned.fold_error,
+            "side_dropped": head.proto.side.dropped,
         }
         return Trained(tuned.read(), report.examples, metrics, tuned.folded)
 
@@ -121,20 +126,21 @@ class Node:
 
     def _follow(
         self, head: ReceivedHead, task: Task, subnet: Mapping[str, int] | None = None
-    ) -> HeldModel:
+    ) -> TunedModel | QuantizedModel:
         """This process's model, become the head; at the widths of `subnet`, if given."""
         self._share_cores(task)
         self._check_base(task, head.proto.base)
         self._residuals.keep(head.folded_payloads)
-        holding, source = self._holding(task), self.place.source(task)
-        if holding.subnet is None:
+        own, source = self._holding(task), self.place.source(task)
+        if own.subnet is None:
             tuned = shared(source, task.model, task.lora)
             tuned.become(head.adapter, head.history, self._residuals.read, self._snapshot(head))
             return tuned
-        held = quantized(source, task.model, task.lora, task.quantize, holding.widest)
+        text = self._calibration(task)
+        held = quantized(source, task.model, task.lora, task.quantize, own.widest, text)
         held.become(
             head.adapter,
-            subnet or head.proto.subnet or holding.subnet,
+            subnet or head.proto.subnet or own.subnet,
             head.history,
             self._residuals.read,
             head.side,
@@ -145,13 +151,22 @@ class Node:
         place = self.place
         return holding(place.source(task), task, place.precision, place.memory)
 
+    def _calibration(self, task: Task) -> tuple[tuple[int, ...], ...]:
+        """Some of this node's own text, for GPTQ: as fits what it will see, and it stays here."""
+        if task.quantize.method != "gptq":
+            return ()
+        ids = [i for example in _node_data(self.place, task).train for i in example.input_ids]
+        length = min(CALIBRATION_LENGTH, len(ids))
+        starts = range(0, len(ids) - length + 1, length)
+        return tuple(tuple(ids[start : start + length]) for start in starts[:CALIBRATION_ROWS])
+
     def _at_each_width(self, head: ReceivedHead, data: NodeData, task: Task) -> dict[str, float]:
         """How the head does where all modules have one width, for each that this node holds."""
-        found = {}
-        widest = self._holding(task)
+        found: dict[str, float] = {}
+        own = self._holding(task)
         for bits in sorted(task.quantize.widths):
-            if bits <= widest.mean:
-                subnet = dict.fromkeys(widest.modules, bits)
+            if bits <= own.mean:
+                subnet = dict.fromkeys(own.modules, bits)
                 metrics = self._evaluate(self._follow(head, task, subnet), data, task)
                 found |= {f"{name}_{bits}bit": value for name, value in metrics.items()}
         return found
@@ -170,7 +185,9 @@ class Node:
         if self.place.threads or task.train.threads or others:
             set_threads(self.place.threads or task.train.threads, max(1, others))
 
-    def _evaluate(self, tuned: TunedModel, data: NodeData, task: Task) -> dict[str, float]:
+    def _evaluate(
+        self, tuned: TunedModel | QuantizedModel, data: NodeData, task: Task
+    ) -> dict[str, float]:
         if not data.heldout:
             return {}
         report = evaluate(tuned.model, data.heldout, task.train.batch_size)

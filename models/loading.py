@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from accelerate import init_empty_weights
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -80,6 +81,21 @@ def empty_base(folder: Path, model: ModelSection) -> PreTrainedModel:
     except Exception as error:  # as above
         raise ModelError(f"cannot build {folder} for {model.task}: {error}") from error
     return base
+
+
+def weightless(folder: Path, model: ModelSection) -> PreTrainedModel:
+    """The base with its parameters on the meta device, and the buffers that no file holds.
+
+    Raises:
+        ModelError: if the folder does not describe such a model.
+    """
+    config = _config(folder, model)
+    try:
+        with quiet(), init_empty_weights(include_buffers=False):
+            base: PreTrainedModel = CLASSES[model.task].from_config(config, dtype=torch.float32)
+    except Exception as error:  # as above
+        raise ModelError(f"cannot build {folder} for {model.task}: {error}") from error
+    return base.eval()
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

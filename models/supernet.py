@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from fedlora.adapters import Adapter, AdapterError, Residual, names_at, returned, taken
+from fedlora.adapters.receipt import relative_error
 from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
 from .lora import attach, lora_layers, read_adapter, update_shape, write_adapter
@@ -41,6 +42,7 @@ class QuantizedModel:
         lora: LoraSection,
         quantize: QuantizeSection,
         bits: int,
+        calibration: Sequence[Sequence[int]] = (),
     ) -> None:
         """Open the store of the base, which is made on first use, and attach an adapter.
 
@@ -50,12 +52,13 @@ class QuantizedModel:
             lora: the adapter.
             quantize: how weights are rounded.
             bits: the widest that a weight can be read at.
+            calibration: token ids of equal length, for GPTQ.
 
         Raises:
             ModelError: if the base can't be found or quantized.
         """
         folder = resolve(source)
-        made = store(folder, model, lora, quantize, bits)
+        made = store(folder, model, lora, quantize, bits, calibration)
         self._name = made.name  # says base, method, group and bits
         self._lora, self._per_width = lora, quantize.per_width
         self.model: PeftModel = attach(open_store(made, folder, model, quantize), lora, model)
@@ -104,7 +107,7 @@ class QuantizedModel:
             layer = self._base_layer(module)
             layer.bits = subnet[module]
             if self._lora.pooling > 1:
-                layer.set_offset(self._offsets.get(name))
+                layer.offset = self._offsets.get(name)
             else:
                 layer.set_side(self._fitting(module, side.get(name)))
         write_adapter(self.model, taken(adapter, self._names))
@@ -128,12 +131,14 @@ class QuantizedModel:
     def _add_up(self, history: Sequence[str], residual_of: FoundResiduals) -> None:
         """Add the residuals that are new to the offsets, in float32."""
         if list(history[: len(self._history)]) != self._history:
-            self._history, self._offsets = [], {}
+            self._history, self._offsets, self.fold_error = [], {}, 0.0
         for digest in history[len(self._history) :]:
             for name, residual in residual_of(digest).items():
                 added = residual.matrix() / self._lora.pooling
-                before = self._offsets.get(name, torch.zeros(added.shape))
-                self._offsets[name] = (before + added).float()
+                total = self._offsets.get(name, torch.zeros(added.shape)).double() + added
+                self._offsets[name] = total.float()
+                error = relative_error(self._offsets[name].double(), total)
+                self.fold_error = max(self.fold_error, error)
             self._history.append(digest)
 
 
@@ -152,7 +157,12 @@ def _digest(subnet: Mapping[str, int], below: Mapping[str, Residual] | Sequence[
 
 @lru_cache(maxsize=2)
 def quantized(
-    source: str, model: ModelSection, lora: LoraSection, quantize: QuantizeSection, bits: int
+    source: str,
+    model: ModelSection,
+    lora: LoraSection,
+    quantize: QuantizeSection,
+    bits: int,
+    calibration: tuple[tuple[int, ...], ...] = (),
 ) -> QuantizedModel:
     """The quantized models of this process: nodes of two widths may share it."""
-    return QuantizedModel(source, model, lora, quantize, bits)
+    return QuantizedModel(source, model, lora, quantize, bits, calibration)

@@ -24,6 +24,7 @@ from .lora import (
     check_residuals,
     fold_residuals,
     lora_layers,
+    read_adapter,
     set_frozen_weights,
     write_adapter,
 )
@@ -122,6 +123,10 @@ class TunedModel:
             self._fold(residual_of(digest))
             self.history.append(digest)
         write_adapter(self.model, adapter)
+
+    def read(self) -> Adapter:
+        """A copy of the adapter on the CPU."""
+        return read_adapter(self.model)
 
     def _fold(self, residuals: Mapping[str, Residual]) -> None:
         """Fold one round's residuals, and measure what became of the weights."""

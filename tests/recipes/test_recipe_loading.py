@@ -135,7 +135,7 @@ def test_unknown_key_in_the_file(recipe: Path) -> None:
 def test_unknown_key_of_a_node(recipe: Path) -> None:
     message = complaint(altered(recipe, "questions", "qestions"))
     assert "node[0].qestions: unknown key; did you mean `node.questions`?" in message
-    assert message.endswith("Valid here: name, data, heldout, questions")
+    assert message.endswith("Valid here: name, data, heldout, questions, precision, memory")
 
 
 def test_unknown_key_like_no_other(recipe: Path) -> None:

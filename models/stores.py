@@ -1,0 +1,144 @@
+"""Quantized bases on disk: made once for a base, and opened without its float32 weights.
+
+Rounding needs the float32 weights for a moment, and what a process has once used it rarely gives
+back. So a store is made in a process of its own and kept in the cache; whoever opens it holds codes
+and scales alone. Where even that moment is too much, make the store on another machine.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from fedlora.adapters import ModelError
+from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
+
+from .cache import cache_folder
+from .fingerprint import fingerprint
+from .loading import empty_base, load_base, weightless
+from .lora import attach, lora_layers
+from .nested import STORED, NestedLinear
+from .quantizers import quantize, replace
+
+WAIT = 3600.0  # seconds; another process may be quantizing a large model
+FORM = 1  # of the file; another number makes every store anew
+
+
+@lru_cache(maxsize=8)
+def targets(folder: Path, model: ModelSection, lora: LoraSection) -> dict[str, int]:
+    """The modules that are quantized, those of the adapter, and how many weights each has."""
+    empty = attach(empty_base(folder, model), lora.model_copy(update={"kind": "plain"}), model)
+    layers = lora_layers(empty)
+    return {name: layer.out_features * layer.in_features for name, layer in layers.items()}
+
+
+def store(
+    folder: Path,
+    model: ModelSection,
+    lora: LoraSection,
+    section: QuantizeSection,
+    bits: int,
+    calibration: Sequence[Sequence[int]] = (),
+) -> Path:
+    """The file with the quantized base, made if it isn't there.
+
+    Args:
+        folder: the base, as `source.resolve` returns it.
+        model: the task.
+        lora: whose targets are quantized.
+        section: how.
+        bits: the widest that a weight shall be read at.
+        calibration: token ids of equal length, for GPTQ.
+
+    Raises:
+        ModelError: if the base can't be quantized so.
+    """
+    stored = min(one for one in STORED if one >= bits)
+    text = calibration if section.method == "gptq" else ()
+    names = sorted(targets(folder, model, lora))
+    facts = [FORM, fingerprint(folder), model.task, model.labels, names]
+    facts += [section.method, section.group, stored, text]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    name = f"{section.method}-g{section.group}-b{stored}-{digest[:32]}.safetensors"
+    place = cache_folder("quantized") / name
+    try:
+        with FileLock(f"{place}.lock", timeout=WAIT):
+            if not place.is_file():
+                _apart(_Order(folder, model, names, section, stored, text, place))
+    except Timeout:
+        raise ModelError(
+            f"another process has been quantizing {folder} for {WAIT / 60:.0f} minutes; if none "
+            f"is, delete {place}.lock"
+        ) from None
+    return place
+
+
+def open_store(
+    place: Path, folder: Path, model: ModelSection, section: QuantizeSection
+) -> PreTrainedModel:
+    """The quantized base, in evaluation mode, on the CPU."""
+    tensors = load_file(place)
+    base = weightless(folder, model)
+    for key in [key for key in tensors if key.endswith(".codes")]:
+        name = key.removesuffix(".codes")
+        parts = (tensors.pop(f"{name}.{part}") for part in ("codes", "scale", "zero"))
+        bias = base.get_submodule(name).bias
+        replace(base, name, NestedLinear(*parts, section.group, bias))
+    base.load_state_dict(tensors, assign=True, strict=False)
+    base.tie_weights()
+    left = [name for name, tensor in base.state_dict().items() if tensor.is_meta]
+    if left:
+        raise ModelError(f"{place} lacks {left[0]}; delete it, and it is made again")
+    return base.eval()
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a process is to make, and where."""
+
+    folder: Path
+    model: ModelSection
+    names: Sequence[str]
+    section: QuantizeSection
+    stored: int
+    calibration: Sequence[Sequence[int]]
+    place: Path
+
+
+def _apart(order: _Order) -> None:
+    """Make a store in a process of its own, whose memory goes with it."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as child:
+            child.submit(_make, order).result()
+    except BrokenProcessPool:
+        raise ModelError(
+            f"quantizing {order.folder} was killed, most likely for want of memory: it needs the "
+            f"float32 weights once. Make the store on another machine and copy {order.place.name} "
+            f"to {order.place.parent}"
+        ) from None
+
+
+def _make(order: _Order) -> None:
+    base = load_base(order.folder, order.model)
+    section = order.section
+    text = torch.tensor(order.calibration) if order.calibration else None
+    quantize(base, order.names, section.method, section.group, order.stored, text)
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in base.state_dict().items():
+        if tensor.data_ptr() not in seen:  # tied weights are stored once
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor.contiguous()
+    part = order.place.with_suffix(".part")
+    save_file(tensors, part)
+    part.replace(order.place)

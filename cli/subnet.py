@@ -1,0 +1,116 @@
+"""`fedlora subnet`: which widths to use a run's model at, once it was trained over all of them."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import AsJson, RunArgument
+
+if TYPE_CHECKING:
+    from .searching import Budget, Supernet
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Find the best model of a size among the subnets of a run.",
+    epilog="Example: fedlora subnet search runs/mixed --bits 4.5",
+)
+
+
+@app.command(epilog="Example: fedlora subnet search runs/mixed --bits 4.5")
+def search(
+    run: RunArgument,
+    bits: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Bits that a weight may have on average.", show_default=False),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory that the weights may take, as in 2.6GB.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to score subnets on: not what they are judged by afterwards.",
+            show_default="the run's held-out data",
+        ),
+    ] = None,
+    evaluations: Annotated[
+        int, typer.Option(min=8, help="How many subnets to score at most.")
+    ] = 150,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where to; a search that was cut off there is gone on with.",
+            show_default="RUN/subnets/BUDGET",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for the subnet of lowest held-out loss within a budget.
+
+    The subnets of one width stand beside it. Writes subnet.json, search.json and pareto.svg.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from .searching import find, summary, table
+
+    limit = budget_of(bits, budget)
+    folder = out or run / "subnets" / str(limit).replace(" ", "-")
+    supernet = open_supernet(run, data)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("subnets scored", total=evaluations)
+        result = find(
+            supernet,
+            limit,
+            evaluations,
+            folder,
+            lambda result: bar.update(task, completed=len(result.points)),
+        )
+    if as_json:
+        typer.echo(json.dumps({**summary(supernet, result.best), "folder": str(folder)}))
+        return
+    console = Console(highlight=False)
+    console.print(table(supernet, result, limit))
+    console.print(f"{len(result.points)} subnets scored: {folder}", soft_wrap=True)
+
+
+def budget_of(bits: float | None, budget: str | None) -> "Budget":
+    """The budget that was asked for.
+
+    Raises:
+        UsageError: if it is given in both units, or in none.
+        RecipeError: if it is no size.
+    """
+    from .searching import Budget
+    from .sizes import parse_size
+
+    if bits is not None and budget is None:
+        return Budget(bits, "bits")
+    if budget is not None and bits is None:
+        return Budget(parse_size(budget), "bytes")
+    raise typer.BadParameter("give either --bits or --budget", param_hint="--bits / --budget")
+
+
+def open_supernet(run: Path, data: Path | None) -> "Supernet":
+    """The head of a run, at all the widths that it was trained at.
+
+    Raises:
+        RunError: if there is no run.
+        ModelError: if it was trained at one precision only.
+    """
+    from fedlora.adapters.errors import ModelError
+    from fedlora.server.rundir import RunDirectory
+
+    recipe = RunDirectory.open(run).recipe
+    raise ModelError(
+        f"{run} was trained at one precision: the recipe {recipe.name} gives its nodes no widths"
+    )

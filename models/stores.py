@@ -7,20 +7,18 @@ and scales alone. Where even that moment is too much, make the store on another 
 
 import hashlib
 import json
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+import subprocess
+import sys
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from fedlora.adapters import ModelError
+from fedlora.adapters import FedloraError, ModelError
 from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
 from .cache import cache_folder
@@ -31,6 +29,7 @@ from .nested import STORED, NestedLinear
 from .quantizers import quantize, replace
 
 WAIT = 3600.0  # seconds; another process may be quantizing a large model
+REFUSED = 3  # exit code
 FORM = 1  # of the file; another number makes every store anew
 
 
@@ -48,7 +47,7 @@ def store(
     lora: LoraSection,
     section: QuantizeSection,
     bits: int,
-    calibration: Sequence[Sequence[int]] = (),
+    calibration: tuple[tuple[int, ...], ...] = (),
 ) -> Path:
     """The file with the quantized base, made if it isn't there.
 
@@ -65,7 +64,7 @@ def store(
     """
     stored = min(one for one in STORED if one >= bits)
     text = calibration if section.method == "gptq" else ()
-    names = sorted(targets(folder, model, lora))
+    names = tuple(sorted(targets(folder, model, lora)))
     facts = [FORM, fingerprint(folder), model.task, model.labels, names]
     facts += [section.method, section.group, stored, text]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -74,7 +73,17 @@ def store(
     try:
         with FileLock(f"{place}.lock", timeout=WAIT):
             if not place.is_file():
-                _apart(_Order(folder, model, names, section, stored, text, place))
+                _apart(
+                    _Order(
+                        folder=folder,
+                        model=model,
+                        names=names,
+                        section=section,
+                        stored=stored,
+                        calibration=text,
+                        place=place,
+                    )
+                )
     except Timeout:
         raise ModelError(
             f"another process has been quantizing {folder} for {WAIT / 60:.0f} minutes; if none "
@@ -102,30 +111,32 @@ def open_store(
     return base.eval()
 
 
-@dataclass(frozen=True)
-class _Order:
-    """What a process is to make, and where."""
+class _Order(BaseModel):
+    """What a process is to make, and where; it travels as JSON."""
 
     folder: Path
     model: ModelSection
-    names: Sequence[str]
+    names: tuple[str, ...]
     section: QuantizeSection
     stored: int
-    calibration: Sequence[Sequence[int]]
+    calibration: tuple[tuple[int, ...], ...]
     place: Path
 
 
 def _apart(order: _Order) -> None:
     """Make a store in a process of its own, whose memory goes with it."""
-    try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as child:
-            child.submit(_make, order).result()
-    except BrokenProcessPool:
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(
+        command, input=order.model_dump_json(), capture_output=True, text=True, check=False
+    )
+    if done.returncode == REFUSED:
+        raise ModelError(done.stderr.strip())
+    if done.returncode:
         raise ModelError(
-            f"quantizing {order.folder} was killed, most likely for want of memory: it needs the "
-            f"float32 weights once. Make the store on another machine and copy {order.place.name} "
-            f"to {order.place.parent}"
-        ) from None
+            f"quantizing {order.folder} ended with exit code {done.returncode}; it needs the "
+            "float32 weights once: if memory was short, make the store on another machine and "
+            f"copy {order.place.name} to {order.place.parent}. It said: {done.stderr[-500:].strip()}"
+        )
 
 
 def _make(order: _Order) -> None:
@@ -142,3 +153,11 @@ def _make(order: _Order) -> None:
     part = order.place.with_suffix(".part")
     save_file(tensors, part)
     part.replace(order.place)
+
+
+if __name__ == "__main__":
+    try:
+        _make(_Order.model_validate_json(sys.stdin.read()))
+    except FedloraError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(REFUSED)

@@ -42,7 +42,7 @@ class QuantizedModel:
         lora: LoraSection,
         quantize: QuantizeSection,
         bits: int,
-        calibration: Sequence[Sequence[int]] = (),
+        calibration: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Open the store of the base, which is made on first use, and attach an adapter.
 

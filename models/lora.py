@@ -20,6 +20,7 @@ from fedlora.adapters.folding import FOLDABLE
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .loading import head_modules
+from .nested import NestedLinear
 from .quiet import quiet
 
 NAME = "default"  # PEFT's name for the one adapter
@@ -157,12 +158,17 @@ def check_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) ->
     for name, residual in residuals.items():
         if name not in layers:
             raise AdapterError(f"a residual is for {name}, which is no target of the adapter")
-        weight = layers[name].get_base_layer().weight
+        own = layers[name].get_base_layer()
         shape = layers[name].out_features, layers[name].in_features
         if residual.shape != shape:
             raise AdapterError(f"the residual of {name} is {residual.shape}, expected {shape}")
-        if weight.dtype not in FOLDABLE:
-            raise AdapterError(f"{name} is {weight.dtype}: only float32 can take a residual")
+        if isinstance(own, NestedLinear):
+            raise AdapterError(
+                f"{name} is quantized, and a residual would be rounded away in its codes: keep it "
+                "beside them, as a side path or offset"
+            )
+        if own.weight.dtype not in FOLDABLE:
+            raise AdapterError(f"{name} is {own.weight.dtype}: only float32 can take a residual")
 
 
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_more_bits_are_closer(tiny_causal: Path, method: Method) -> None:
             own.bits = bits
         errors.append(torch.linalg.norm(base(text()).logits - exact).item())
     assert errors == sorted(errors)
-    assert errors[0] < 0.02 * torch.linalg.norm(exact)
+    assert errors[0] < 0.25 * errors[1]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -131,7 +131,7 @@ def test_half_quadratic_fits_better_at_four_bits() -> None:
     weight = torch.randn(400, 64, generator=torch.Generator().manual_seed(1))
 
     def error(grid: Grid) -> float:
-        return (grid.centres(grid.cells(weight)) - weight).square().mean().item()
+        return (grid.centres(grid.cells(weight)) - weight).abs().mean().item()
 
     assert error(half_quadratic(weight)) < 0.95 * error(round_to_nearest(weight))
 
@@ -189,11 +189,11 @@ def test_what_cannot_be_quantized_is_refused_and_nothing_changes(tiny_causal: Pa
             quantize(base, chosen, **{"method": "rtn", "group": 8, **options})  # type: ignore[arg-type]
         assert nested_layers(base) == {}
     quantize(base, names[:1], "rtn", group=8)
-    with pytest.raises(ModelError, match="is a NestedLinear, expected nn.Linear"):
+    with pytest.raises(ModelError, match=r"is a NestedLinear, expected nn.Linear"):
         quantize(base, names, "rtn", group=8)
 
 
 def test_conv1d_is_refused(tiny_gpt2: Path) -> None:
     base = base_of(tiny_gpt2)
-    with pytest.raises(ModelError, match="transformer.h.0.attn.c_attn is a Conv1D"):
+    with pytest.raises(ModelError, match=r"transformer.h.0.attn.c_attn is a Conv1D"):
         quantize(base, ["transformer.h.0.attn.c_attn"], "rtn", group=8)

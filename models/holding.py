@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fedlora.adapters import ModelError
 from fedlora.recipes.schema import Task
 
+from .quantized_base import targets
 from .source import resolve
-from .stores import targets
 
 FLOAT32 = 32  # bits
 

@@ -28,6 +28,7 @@ from fedlora.adapters.folding import FOLDABLE
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 from .loading import head_modules
+from .nested import NestedLinear
 from .pooled import group_of, pool
 from .quiet import quiet
 
@@ -171,12 +172,17 @@ def check_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) ->
     for name, residual in residuals.items():
         if name not in layers:
             raise AdapterError(f"a residual is for {name}, which is no target of the adapter")
-        weight = layers[name].get_base_layer().weight
+        own = layers[name].get_base_layer()
         shape = update_shape(layers[name])
         if residual.shape != shape:
             raise AdapterError(f"the residual of {name} is {residual.shape}, expected {shape}")
-        if weight.dtype not in FOLDABLE:
-            raise AdapterError(f"{name} is {weight.dtype}: only float32 can take a residual")
+        if isinstance(own, NestedLinear):
+            raise AdapterError(
+                f"{name} is quantized, and a residual would be rounded away in its codes: keep it "
+                "beside them, as a side path or offset"
+            )
+        if own.weight.dtype not in FOLDABLE:
+            raise AdapterError(f"{name} is {own.weight.dtype}: only float32 can take a residual")
 
 
 def update_shape(layer: LoraLayer) -> tuple[int, int]:

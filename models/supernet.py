@@ -18,8 +18,8 @@ from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
 from .lora import attach, lora_layers, read_adapter, update_shape, write_adapter
 from .nested import NestedLinear
+from .quantized_base import open_quantized, quantized_base
 from .source import resolve
-from .stores import open_store, store
 from .tuned import tokenizer_of
 
 FoundResiduals = Callable[[str], Mapping[str, Residual]]
@@ -58,10 +58,10 @@ class QuantizedModel:
             ModelError: if the base can't be found or quantized.
         """
         folder = resolve(source)
-        made = store(folder, model, lora, quantize, bits, calibration)
+        made = quantized_base(folder, model, lora, quantize, bits, calibration)
         self._name = made.name  # says base, method, group and bits
         self._lora, self._per_width = lora, quantize.per_width
-        self.model: PeftModel = attach(open_store(made, folder, model, quantize), lora, model)
+        self.model: PeftModel = attach(open_quantized(made, folder, model), lora, model)
         self.tokenizer = tokenizer_of(source)
         self.fold_error = 0.0
         self._layers = lora_layers(self.model)

@@ -21,16 +21,18 @@ from transformers import PreTrainedModel
 from fedlora.adapters import FedloraError, ModelError
 from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
-from .cache import cache_folder
+from .cache import cache_folder, published
 from .fingerprint import fingerprint
 from .loading import empty_base, load_base, weightless
 from .lora import attach, lora_layers
-from .nested import STORED, NestedLinear
-from .quantizers import quantize, replace
+from .nested import BUFFERS, STORED
+from .quantizers import quantize
+from .store import load_store, save_store
 
 WAIT = 3600.0  # seconds; another process may be quantizing a large model
 REFUSED = 3  # exit code
-FORM = 1  # of the file; another number makes every store anew
+STORE, REST = "layers.safetensors", "rest.safetensors"
+FORM = 1  # of the folder; another number makes every store anew
 
 
 @lru_cache(maxsize=8)
@@ -41,7 +43,7 @@ def targets(folder: Path, model: ModelSection, lora: LoraSection) -> dict[str, i
     return {name: layer.out_features * layer.in_features for name, layer in layers.items()}
 
 
-def store(
+def quantized_base(
     folder: Path,
     model: ModelSection,
     lora: LoraSection,
@@ -49,7 +51,7 @@ def store(
     bits: int,
     calibration: tuple[tuple[int, ...], ...] = (),
 ) -> Path:
-    """The file with the quantized base, made if it isn't there.
+    """The folder with the quantized base, made if it isn't there.
 
     Args:
         folder: the base, as `source.resolve` returns it.
@@ -68,11 +70,11 @@ def store(
     facts = [FORM, fingerprint(folder), model.task, model.labels, names]
     facts += [section.method, section.group, stored, text]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    name = f"{section.method}-g{section.group}-b{stored}-{digest[:32]}.safetensors"
+    name = f"{section.method}-g{section.group}-b{stored}-{digest[:32]}"
     place = cache_folder("quantized") / name
     try:
         with FileLock(f"{place}.lock", timeout=WAIT):
-            if not place.is_file():
+            if not place.is_dir():
                 _apart(
                     _Order(
                         folder=folder,
@@ -92,18 +94,11 @@ def store(
     return place
 
 
-def open_store(
-    place: Path, folder: Path, model: ModelSection, section: QuantizeSection
-) -> PreTrainedModel:
+def open_quantized(place: Path, folder: Path, model: ModelSection) -> PreTrainedModel:
     """The quantized base, in evaluation mode, on the CPU."""
-    tensors = load_file(place)
     base = weightless(folder, model)
-    for key in [key for key in tensors if key.endswith(".codes")]:
-        name = key.removesuffix(".codes")
-        parts = (tensors.pop(f"{name}.{part}") for part in ("codes", "scale", "zero"))
-        bias = base.get_submodule(name).bias
-        replace(base, name, NestedLinear(*parts, section.group, bias))
-    base.load_state_dict(tensors, assign=True, strict=False)
+    load_store(base, place / STORE)
+    base.load_state_dict(load_file(place / REST), assign=True, strict=False)
     base.tie_weights()
     left = [name for name, tensor in base.state_dict().items() if tensor.is_meta]
     if left:
@@ -135,7 +130,7 @@ def _apart(order: _Order) -> None:
         raise ModelError(
             f"quantizing {order.folder} ended with exit code {done.returncode}; it needs the "
             "float32 weights once: if memory was short, make the store on another machine and "
-            f"copy {order.place.name} to {order.place.parent}. It said: {done.stderr[-500:].strip()}"
+            f"copy {order.place} from there. It said: {done.stderr[-500:].strip()}"
         )
 
 
@@ -144,15 +139,16 @@ def _make(order: _Order) -> None:
     section = order.section
     text = torch.tensor(order.calibration) if order.calibration else None
     quantize(base, order.names, section.method, section.group, order.stored, text)
-    tensors: dict[str, torch.Tensor] = {}
+    own = tuple(f"{name}.{buffer}" for name in order.names for buffer in BUFFERS)
+    rest: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in base.state_dict().items():
-        if tensor.data_ptr() not in seen:  # tied weights are stored once
+        if name not in own and tensor.data_ptr() not in seen:  # tied weights are stored once
             seen.add(tensor.data_ptr())
-            tensors[name] = tensor.contiguous()
-    part = order.place.with_suffix(".part")
-    save_file(tensors, part)
-    part.replace(order.place)
+            rest[name] = tensor.contiguous()
+    with published(order.place) as fresh:
+        save_store(base, fresh / STORE)
+        save_file(rest, fresh / REST)
 
 
 if __name__ == "__main__":

@@ -87,16 +87,19 @@ def budget_of(bits: float | None, budget: str | None) -> "Budget":
     """The budget that was asked for.
 
     Raises:
-        UsageError: if it is given in both units, or in none.
-        RecipeError: if it is no size.
+        BadParameter: if it is given in both units, in none, or is no size.
     """
+    from fedlora.recipes.sizes import parse_size
+
     from .searching import Budget
-    from .sizes import parse_size
 
     if bits is not None and budget is None:
         return Budget(bits, "bits")
     if budget is not None and bits is None:
-        return Budget(parse_size(budget), "bytes")
+        try:
+            return Budget(parse_size(budget), "bytes")
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--budget") from None
     raise typer.BadParameter("give either --bits or --budget", param_hint="--bits / --budget")
 
 

@@ -137,7 +137,8 @@ class Node:
             tuned.become(head.adapter, head.history, self._residuals.read, self._snapshot(head))
             return tuned
         text = self._calibration(task)
-        held = quantized(source, task.model, task.lora, task.quantize, own.widest, text)
+        parts = source, task.model, task.lora, task.quantize, own.widest, text, own.lean
+        held = quantized(*parts)
         held.become(
             head.adapter,
             subnet or head.proto.subnet or own.subnet,

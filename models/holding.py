@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from transformers import PreTrainedModel
+
 from fedlora.adapters import ModelError
 from fedlora.recipes.schema import Task
+from fedlora.recipes.sizes import parse_size
 
+from .loading import empty_base
+from .memory import predict_memory
 from .quantized_base import targets
 from .source import resolve
-
-FLOAT32 = 32  # bits
+from .subnet import FLOAT, Subnet, fit, linear_shapes
 
 
 @dataclass(frozen=True)
@@ -20,16 +24,18 @@ class Holding:
         modules: number of weights of each module that has an adapter.
         subnet: bits of each of them; None for float32.
         mean: the most bits that a weight may have on average.
+        lean: whether no more of a weight may be in memory than its width needs.
     """
 
     modules: Mapping[str, int]
     subnet: Mapping[str, int] | None
     mean: float
+    lean: bool = False
 
     @property
     def widest(self) -> int:
         """Bits of the widest weights."""
-        return max(self.subnet.values()) if self.subnet else FLOAT32
+        return max(self.subnet.values()) if self.subnet else FLOAT
 
 
 def holding(source: str, task: Task, precision: str | None, memory: str | None) -> Holding:
@@ -44,19 +50,46 @@ def holding(source: str, task: Task, precision: str | None, memory: str | None) 
     Raises:
         ModelError: if nothing fits.
     """
-    modules = targets(resolve(source), task.model, task.lora)
-    per_width, widths = task.quantize.per_width, sorted(task.quantize.widths)
+    folder = resolve(source)
+    modules = targets(folder, task.model, task.lora)
     if memory is not None:
-        return _fitting(source, task, modules, memory)
-    bits = FLOAT32 if precision in (None, "fp32") else int(str(precision).removeprefix("int"))
-    if not per_width:
-        if bits == FLOAT32:
-            return Holding(modules, None, FLOAT32)
-        return Holding(modules, dict.fromkeys(modules, bits), bits)
-    held = [width for width in widths if width <= bits]
-    if not held:
-        raise ModelError(
-            f"this node holds {precision}, and the narrowest width of this run is {widths[0]} "
-            "bits: hold wider weights, or add a width to quantize.widths"
-        )
-    return Holding(modules, dict.fromkeys(modules, held[-1]), held[-1])
+        return _fitting(task, modules, empty_base(folder, task.model), parse_size(memory))
+    bits = FLOAT if precision in (None, "fp32") else int(str(precision).removeprefix("int"))
+    if task.quantize.per_width:
+        widths = sorted(task.quantize.widths)
+        held = [width for width in widths if width <= bits]
+        if not held:
+            raise ModelError(
+                f"this node holds {precision}, and the narrowest width of this run is {widths[0]} "
+                "bits: hold wider weights, or add a width to quantize.widths"
+            )
+        bits = held[-1]
+    return Holding(modules, None if bits == FLOAT else dict.fromkeys(modules, bits), bits)
+
+
+def _fitting(task: Task, modules: Mapping[str, int], base: PreTrainedModel, budget: int) -> Holding:
+    """The widest that fits: float32, or else 8 bits for as many modules as there is room for."""
+    quantize, train, pooled = task.quantize, task.train, task.lora.kind == "pooled"
+    shapes = linear_shapes(base, sorted(modules))
+
+    def need(subnet: Subnet) -> float:
+        return predict_memory(
+            base,
+            subnet,
+            task.lora.rank,
+            train.batch_size,
+            train.max_length,
+            quantize.group,
+            0 if pooled else quantize.side_rank,
+            pooled,
+        ).total
+
+    if not quantize.per_width and need(Subnet.uniform(list(shapes), FLOAT)) <= budget:
+        return Holding(modules, None, FLOAT)
+    widths = sorted(quantize.widths) if quantize.per_width else [4, 8]
+    subnet = fit(shapes, budget, need, widths)
+    wide = sum(modules[name] for name, bits in subnet.widths.items() if bits > 4)
+    share = wide / sum(modules.values())
+    # Any draw of this mean has at most that share at 8 bits, whatever else is in it.
+    mean = widths[0] + share * (8 - widths[0]) if widths[-1] > 4 else widths[-1]
+    return Holding(modules, subnet.widths, mean, lean=True)

@@ -6,7 +6,7 @@ head brings anew; pooled ones are constant in a quantization group and add up in
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from peft import PeftModel
@@ -43,6 +43,7 @@ class QuantizedModel:
         quantize: QuantizeSection,
         bits: int,
         calibration: tuple[tuple[int, ...], ...] = (),
+        lean: bool = False,
     ) -> None:
         """Open the store of the base, which is made on first use, and attach an adapter.
 
@@ -53,6 +54,8 @@ class QuantizedModel:
             quantize: how weights are rounded.
             bits: the widest that a weight can be read at.
             calibration: token ids of equal length, for GPTQ.
+            lean: keep no more of a weight in memory than its width needs; a wider one is read from
+                disk again.
 
         Raises:
             ModelError: if the base can't be found or quantized.
@@ -61,7 +64,10 @@ class QuantizedModel:
         made = quantized_base(folder, model, lora, quantize, bits, calibration)
         self._name = made.name  # says base, method, group and bits
         self._lora, self._per_width = lora, quantize.per_width
-        self.model: PeftModel = attach(open_quantized(made, folder, model), lora, model)
+        self._open = partial(open_quantized, made, folder, model)
+        self._attach = partial(attach, lora=lora, model=model)
+        self._lean = lean
+        self.model: PeftModel = self._attach(self._open())
         self.tokenizer = tokenizer_of(source)
         self.fold_error = 0.0
         self._layers = lora_layers(self.model)
@@ -103,6 +109,7 @@ class QuantizedModel:
             raise AdapterError(f"the head has no adapter for {missing[0]}")
         if self._lora.pooling > 1:
             self._add_up(history, residual_of)
+        self._store(subnet)
         for module, name in self._names.items():
             layer = self._base_layer(module)
             layer.bits = subnet[module]
@@ -116,6 +123,16 @@ class QuantizedModel:
     def read(self) -> Adapter:
         """The adapter as trained, under the names that the head gave it."""
         return returned(read_adapter(self.model), self._names)
+
+    def _store(self, subnet: Mapping[str, int]) -> None:
+        """Have what the subnet needs of each weight, and no more where memory is short."""
+        if any(bits > self._base_layer(name).max_bits for name, bits in subnet.items()):
+            self.model = self._attach(self._open())
+            self._layers = lora_layers(self.model)
+        if self._lean:
+            for name, bits in subnet.items():
+                if bits <= 4 < self._base_layer(name).max_bits:
+                    self._layers[name].base_layer = self._base_layer(name).truncated(4)
 
     def _base_layer(self, module: str) -> NestedLinear:
         layer = self._layers[module].get_base_layer()
@@ -163,6 +180,7 @@ def quantized(
     quantize: QuantizeSection,
     bits: int,
     calibration: tuple[tuple[int, ...], ...] = (),
+    lean: bool = False,
 ) -> QuantizedModel:
     """The quantized models of this process: nodes of two widths may share it."""
-    return QuantizedModel(source, model, lora, quantize, bits, calibration)
+    return QuantizedModel(source, model, lora, quantize, bits, calibration, lean)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from .sizes import SIZE
+from .sizes import Size
 
 T = TypeVar("T", "Task", "Recipe")
 Precision = Literal["fp32", "int8", "int4", "int3", "int2"]
@@ -81,6 +81,15 @@ class QuantizeSection(Section):
     )
     side_rank: int = Field(16, ge=0, description="of the residual beside the weight; 0: all of it")
 
+    @model_validator(mode="after")
+    def _one_base_for_all_widths(self) -> "QuantizeSection":
+        if self.per_width and self.method == "gptq":
+            raise ValueError(
+                'method = "gptq" fits each node\'s weights to its own text; adapters per width '
+                'need the same weights everywhere: take "hqq" or "rtn"'
+            )
+        return self
+
     def wave(self, rounds: int) -> int:
         """The period of the schedule in a run of so many rounds: even, so that both ends come."""
         return self.period or rounds + rounds % 2
@@ -146,9 +155,7 @@ class NodeSection(Section):
     heldout: str | None = Field(None, description="own evaluation file instead of a held-out share")
     questions: str | None = None
     precision: Precision | None = Field(None, description="of the frozen base; default: fp32")
-    memory: str | None = Field(
-        None, pattern=SIZE.pattern, description="widths are chosen to fit, e.g. 900MB"
-    )
+    memory: Size | None = Field(None, description="widths are chosen to fit, e.g. 900MB")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "NodeSection":

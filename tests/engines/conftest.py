@@ -26,16 +26,23 @@ def write_facts(path: Path, site: str, count: int) -> Path:
 def recipe_of(tmp_path: Path, tiny_causal: Path) -> RecipeOf:
     """Makes a recipe of the given sites, with sections overridden by keyword."""
 
-    def make(sites: Sequence[str] = SITES, **sections: dict[str, object]) -> Recipe:
+    def make(
+        sites: Sequence[str] = SITES,
+        holdings: Sequence[dict[str, str]] = (),
+        **sections: dict[str, object],
+    ) -> Recipe:
         nodes = [
             {"name": site, "data": str(write_facts(tmp_path / f"{site}.jsonl", site, 6 + 2 * i))}
             for i, site in enumerate(sites)
         ]
+        for node, holding in zip(nodes, holdings, strict=False):
+            node |= holding
         content: dict[str, object] = {
             "name": "tiny",
             "seed": 3,
             "model": {"source": str(tiny_causal)},
             "lora": {"rank": 4, "alpha": 16.0, **sections.get("lora", {})},
+            "quantize": sections.get("quantize", {}),
             "train": {
                 "steps": 3,
                 "batch_size": 2,

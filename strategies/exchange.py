@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedlora.protos import Head, Manifest, Snapshot, describe
@@ -11,7 +11,7 @@ from fedlora.protos.envelope import SigningKey
 
 from .heads import HeadStore, checked
 from .messages import head_content
-from .packing import ADAPTER, content_bytes
+from .packing import ADAPTER, array, content_bytes
 from .participation import Roster, collect
 
 
@@ -44,7 +44,7 @@ class Exchange:
         self._full_history = full_history
         self._held: dict[int, Collection[str]] = {}
         self._origin: dict[str, int] = {}
-        self._payloads: dict[str, tuple[bytes, Manifest]] = {}
+        self._payloads: dict[str, tuple[Array, Manifest]] = {}
         self.asked: dict[int, str] = {}
         self.bytes_down: dict[int, int] = {}
 
@@ -93,7 +93,7 @@ class Exchange:
         self.bytes_down[node_id] = content_bytes(content)
         return Message(content, node_id, kind, ttl=ttl, group_id=str(record.round))
 
-    def _lacking(self, head: Head, history: Sequence[str], node_id: int) -> dict[str, bytes]:
+    def _lacking(self, head: Head, history: Sequence[str], node_id: int) -> dict[str, Array]:
         """What a node lacks, by the cheaper way: the residuals, or a snapshot and those after it.
 
         Written into `head`; returned as payloads by digest.
@@ -116,11 +116,11 @@ class Exchange:
                 head.residuals.append(manifest)
         return payloads
 
-    def _payload(self, path: Path, digest: str) -> tuple[bytes, Manifest]:
-        """A file's bytes, read once a round: the messages to all nodes share them."""
+    def _payload(self, path: Path, digest: str) -> tuple[Array, Manifest]:
+        """A file's bytes, read and hashed once a round: the messages to all nodes share them."""
         if digest not in self._payloads:
             content = checked(path, digest).read_bytes()
-            self._payloads[digest] = content, describe(content)
+            self._payloads[digest] = array(content), describe(content)
         return self._payloads[digest]
 
 

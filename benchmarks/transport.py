@@ -109,9 +109,9 @@ def estimate(kind: str, nodes: int, megabytes: int, known: Sequence[Case]) -> fl
     return at(one[0], two[0]) + at(one[1] - one[0], two[1] - two[0]) * megabytes / size
 
 
-def first_turn(case: Case, known: Sequence[Case], heads: Path) -> None:
-    """Each kind once, if it fits."""
-    for kind in KINDS:
+def take_turn(case: Case, known: Sequence[Case], heads: Path) -> None:
+    """Each kind once, if it fits; what doesn't is left out from then on."""
+    for kind in [one for one in KINDS if one not in case.unfit]:
         needed, free = estimate(kind, case.nodes, case.megabytes, known), available()
         said = f"about {needed:.0f} MB would be needed, of {free:.0f} MB that can be had"
         print(case.nodes, case.megabytes, kind, said, flush=True)
@@ -121,6 +121,7 @@ def first_turn(case: Case, known: Sequence[Case], heads: Path) -> None:
             case.measure(kind, heads)
         except OutOfRoom as reason:
             case.unfit[kind] = str(reason)
+            case.taken.pop(kind, None)
 
 
 def measure(
@@ -144,14 +145,13 @@ def measure(
             case.measure(kind, heads(case.megabytes))
     cases = [Case(nodes, megabytes) for nodes in counts]
     for case in cases:
-        first_turn(case, [*pilots, *cases], heads(case.megabytes))
+        take_turn(case, [*pilots, *cases], heads(case.megabytes))
         if case.unfit and case.megabytes > megabytes // PILOT:
             cases.append(Case(case.nodes, case.megabytes // 2))
         done(cases)
     for _ in range(turns - 1):
         for case in cases:
-            for kind in case.taken:
-                case.measure(kind, heads(case.megabytes))
+            take_turn(case, [*pilots, *cases], heads(case.megabytes))
             done(cases)
 
 

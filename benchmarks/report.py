@@ -98,6 +98,55 @@ def warm(results: Any) -> str:
     )
 
 
+def churn(results: Any) -> str:
+    """What came of a run whose nodes come and go."""
+    memory = results["rss_mb"]
+    rows = [
+        ["exit code", results["exit_code"]],
+        ["rounds committed", results["rounds"]],
+        ["of these, with the same folded weights on all nodes", results["rounds_with_one_base"]],
+        ["updates admitted, fewest to most a round", _span(results["admitted"])],
+        ["updates refused, all rounds", sum(results["refused"])],
+        ["worst receipt", f"{results['worst_receipt']:.0e}"],
+        ["coordinator's app, MB", _span(memory)],
+        ["its slope, MB a round", f"{results['rss_slope_mb_per_round']:+.2f}"],
+        ["minutes", f"{results['minutes']:.0f}"],
+    ]
+    return table(["eight nodes; each round two are killed, one is frozen, one joins", ""], rows)
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
+def transport(results: Any) -> str:
+    """Seconds and peak memory of a head on its way, by number of nodes and kind."""
+    rows, notes = [], []
+    for case in results["cases"]:
+        where = [case["nodes"], case["megabytes"]]
+        for kind, found in case["kinds"].items():
+            empty, whole = found["empty"], found["whole"]
+            peaks = [
+                f"{whole['peak_mb'][part]} ({empty['peak_mb'][part]})"
+                for part in ("coordinator", "node", "together")
+            ]
+            seconds = f"{whole['median_seconds']:.1f} ({empty['median_seconds']:.1f})"
+            rows.append([*where, kind, seconds, *peaks, len(found["seconds"])])
+        rows += [[*where, kind, "did not fit", "", "", "", ""] for kind in case["did_not_fit"]]
+        size = f"{case['megabytes']} MB to {case['nodes']}"
+        notes += [f"{size}, {kind}: {said}." for kind, said in case["did_not_fit"].items()]
+        if "plain_to_fedlora" in case:
+            notes.append(f"{size}: plain Flower takes {case['plain_to_fedlora']} times as long.")
+    header = ["nodes", "MB", "kind", "seconds", "coordinator's side, peak MB"]
+    header += ["largest node, peak MB", "all together, peak MB", "turns"]
+    loads = [load for case in results["cases"] for load in case["loads"]]
+    said = (
+        f"{results['tensors']} tensors; in brackets, the same with an empty head, which is what "
+        f"waiting and starting cost. Load before the runs: {min(loads)} to {max(loads)}."
+    )
+    return "\n\n".join([said, table(header, rows), "\n".join(f"- {note}" for note in notes)])
+
+
 def learning(results: Any) -> str:
     """Mean and standard deviation over seeds."""
     parts = []
@@ -120,6 +169,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "training": ("A node's training against a bare torch and PEFT loop", training),
     "memory": ("Memory of a simulation in one process", memory),
     "warm": ("Seconds of a round beyond training: warm nodes against cold ones", warm),
+    "churn": ("Twenty rounds with nodes that come and go", churn),
+    "transport": ("A large head on its way to the nodes", transport),
     "learning": ("Learning on real text", learning),
 }
 

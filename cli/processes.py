@@ -79,6 +79,11 @@ class Child:
         """Stop the process, whatever happened."""
         self.stop()
 
+    @property
+    def pid(self) -> int:
+        """The process's number, which is its group's too."""
+        return self._process.pid
+
     def ended(self) -> str:
         """How the process ended, with the end of its log; empty while it lives."""
         code = self._process.poll()

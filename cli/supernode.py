@@ -25,6 +25,8 @@ from .supervision import Supervised
 PATIENCE = 300.0  # seconds to go on looking for a coordinator that doesn't answer
 FAREWELL = 5.0  # seconds in which the last reply leaves
 FATAL = ("BaseMismatchError", "DataError", "IdentityError", "ModelError", "RecipeError")
+# Flower holds a message in pieces of 5 MiB, which glibc would keep for later when they are freed.
+_LEAN = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _PYTHON = (Path(sys.executable).name, "-P", "-m")
 
 
@@ -58,6 +60,8 @@ def supernode(place: NodePlace, address: str, config: Mapping[str, str]) -> Chil
     command += ["--superlink", address, "--port", str(free_port())]
     command += ["--node-config", " ".join(values)]
     environment = {**FLOWER_ENVIRONMENT, "FLWR_HOME": str(place.state / "flower")}
+    if "worker" in config:  # these processes then only pass messages on
+        environment |= _LEAN
     return Child(command, environment, place.state / "node.log", "the SuperNode")
 
 

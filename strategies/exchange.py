@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import Array, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedlora.adapters import names_at
@@ -13,7 +13,7 @@ from fedlora.protos.envelope import SigningKey
 
 from .heads import HeadStore, checked
 from .messages import head_content
-from .packing import ADAPTER, SIDE, content_bytes
+from .packing import ADAPTER, SIDE, array, content_bytes
 from .participation import Roster, collect
 from .records import HeadRecord
 from .sides import Sides
@@ -50,7 +50,7 @@ class Exchange:
         self._full_history, self._sides = full_history, sides
         self._held: dict[int, Collection[str]] = {}
         self._origin: dict[str, int] = {}
-        self._payloads: dict[str, tuple[bytes, Manifest]] = {}
+        self._payloads: dict[str, tuple[Array, Manifest]] = {}
         self._subnets: Mapping[int, Mapping[str, int]] = {}
         self.asked: dict[int, str] = {}
         self.bytes_down: dict[int, int] = {}
@@ -120,15 +120,17 @@ class Exchange:
         self.bytes_down[node_id] = content_bytes(content)
         return Message(content, node_id, kind, ttl=ttl, group_id=str(record.round))
 
-    def _below(self, head: Head, record: HeadRecord, node_id: int) -> dict[str, bytes]:
+    def _below(self, head: Head, record: HeadRecord, node_id: int) -> dict[str, Array]:
         """What belongs to the frozen weights below the adapter, in the form the node can use."""
         if self._sides is None or self._roster.takes_residuals(node_id):
             return self._lacking(head, record.history, node_id)
         side = self._sides.of(record)
         head.side.CopyFrom(side.proto)
-        return {SIDE: side.payload}
+        digest = side.proto.manifest.digest.hex()
+        self._payloads.setdefault(digest, (array(side.payload), side.proto.manifest))
+        return {SIDE: self._payloads[digest][0]}
 
-    def _lacking(self, head: Head, history: Sequence[str], node_id: int) -> dict[str, bytes]:
+    def _lacking(self, head: Head, history: Sequence[str], node_id: int) -> dict[str, Array]:
         """What a node lacks, by the cheaper way: the residuals, or a snapshot and those after it.
 
         Written into `head`; returned as payloads by digest.
@@ -151,11 +153,11 @@ class Exchange:
                 head.residuals.append(manifest)
         return payloads
 
-    def _payload(self, path: Path, digest: str) -> tuple[bytes, Manifest]:
-        """A file's bytes, read once a round: the messages to all nodes share them."""
+    def _payload(self, path: Path, digest: str) -> tuple[Array, Manifest]:
+        """A file's bytes, read and hashed once a round: the messages to all nodes share them."""
         if digest not in self._payloads:
             content = checked(path, digest).read_bytes()
-            self._payloads[digest] = content, describe(content)
+            self._payloads[digest] = array(content), describe(content)
         return self._payloads[digest]
 
 

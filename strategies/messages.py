@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Message, RecordDict
 
 from fedlora.adapters import Adapter, Residual, WireError
 from fedlora.protos import (
@@ -21,7 +21,7 @@ from fedlora.protos import (
 )
 from fedlora.protos.envelope import SigningKey, VerifyingKey
 
-from .packing import ADAPTER, SEALED, SIDE, TENSORS, arrays, payload, seal, unseal
+from .packing import ADAPTER, SEALED, SIDE, TENSORS, arrays, payload, record_of, seal, unseal
 from .payloads import adapter_tensors, read_adapter_tensors, read_residual_tensors
 from .records import head_hash
 
@@ -99,11 +99,11 @@ class ReceivedHead:
 
 
 def head_content(
-    head: Head, payloads: Mapping[str, bytes], config: ConfigRecord, key: SigningKey | None = None
+    head: Head, payloads: Mapping[str, Array], config: ConfigRecord, key: SigningKey | None = None
 ) -> RecordDict:
     """A head with its payloads by name, and `config` beside for the node's own use."""
     sealed = seal("head", head, key)
-    return RecordDict({SEALED: sealed, TENSORS: arrays(payloads), "config": config})
+    return RecordDict({SEALED: sealed, TENSORS: record_of(payloads), "config": config})
 
 
 def open_head(

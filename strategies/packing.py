@@ -41,12 +41,24 @@ def unpack(record: ArrayRecord) -> Adapter:
 
 def arrays(payloads: Mapping[str, bytes]) -> ArrayRecord:
     """Payloads as flat arrays of bytes."""
-    return ArrayRecord(
-        {
-            name: Array(dtype="uint8", shape=(len(content),), stype=STYPE, data=content)
-            for name, content in payloads.items()
-        }
-    )
+    return record_of({name: array(content) for name, content in payloads.items()})
+
+
+def array(content: bytes) -> Array:
+    """A payload as a flat array of bytes."""
+    return Array(dtype="uint8", shape=(len(content),), stype=STYPE, data=content)
+
+
+def record_of(members: Mapping[str, Array]) -> ArrayRecord:
+    """A record of these very arrays.
+
+    Flower hashes an array once, however many messages it is in; but its own constructor of a record
+    copies each.
+    """
+    record = ArrayRecord()
+    for name, member in members.items():
+        record[name] = member
+    return record
 
 
 def payload(record: ArrayRecord, name: str) -> bytes:

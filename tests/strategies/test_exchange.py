@@ -4,12 +4,17 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
+import torch
+from flwr.app import ConfigRecord, Message
 
+from fedlora.adapters import Residual
 from fedlora.strategies import FedExLoRA, InProcessGrid, Participation, open_head
+from fedlora.strategies.exchange import Exchange
+from fedlora.strategies.heads import HeadStore
+from fedlora.strategies.packing import TENSORS
 from fedlora.strategies.participation import AnyNode
 
-from .conftest import app, honest, run
+from .conftest import app, honest, initial, run
 
 
 class Returning(AnyNode):
@@ -47,3 +52,15 @@ def test_a_node_that_was_gone_is_sent_what_it_says_it_lacks(heads_dir: Path, die
     roster.strategy = strategy
     run(strategy, InProcessGrid(app({1: fails_in_the_third}), 3), rounds=4)
     assert received == [0, 1, 1, 1 if dies else 3]
+
+
+def test_the_messages_to_all_nodes_share_what_is_hashed(heads_dir: Path) -> None:
+    heads = HeadStore(heads_dir)
+    heads.commit("run", "base", initial(), {})
+    heads.commit("run", "base", initial(), {"layer.q": Residual(torch.rand(12, 8), None)})
+    exchange = Exchange(heads, "", AnyNode(), full_history=False)
+    InProcessGrid(app(), 2)  # says on whose behalf messages are made
+    one, other = exchange.messages("train", {1: "a", 2: "b"}, ConfigRecord(), 60.0)
+    arrays, others = (sent.content.array_records[TENSORS] for sent in (one, other))
+    assert len(arrays) == 2
+    assert all(array is others[name] for name, array in arrays.items())

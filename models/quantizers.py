@@ -64,8 +64,7 @@ def quantize(
         )
     if method not in ("rtn", "hqq", "gptq"):
         raise ModelError(f"unknown method {method!r}: expected rtn, hqq or gptq")
-    for name in names:
-        _check(base, name, group)
+    check_names(base, names, group)
     if method == "gptq":
         if calibration is None or calibration.ndim != 2:
             raise ModelError("gptq needs a calibration text: token ids of shape (n, length)")
@@ -76,6 +75,16 @@ def quantize(
         weight = linear.weight.detach().float().view(len(linear.weight), -1, group)
         grid = GRIDS[method](weight)
         replace(base, name, _nested(linear, grid.codes(weight), grid, group, max_bits))
+
+
+def check_names(base: PreTrainedModel, names: Sequence[str], group: int) -> None:
+    """Check that modules can be quantized in groups of so many weights.
+
+    Raises:
+        ModelError: naming the first that can't.
+    """
+    for name in names:
+        _check(base, name, group)
 
 
 def store_fingerprint(base: nn.Module, bits: int | None = None) -> str:
@@ -112,8 +121,8 @@ def nested_layers(model: nn.Module) -> dict[str, NestedLinear]:
     return dict(sorted(found.items()))
 
 
-def replace(base: nn.Module, name: str, layer: NestedLinear) -> None:
-    """Put a nested layer in the place of the module of that name."""
+def replace(base: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put a quantized layer in the place of the module of that name."""
     parent, _, leaf = name.rpartition(".")
     layer.train(base.get_submodule(name).training)
     setattr(base.get_submodule(parent), leaf, layer)

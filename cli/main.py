@@ -22,6 +22,7 @@ from . import (
     pull,
     recipes,
     simulate,
+    subnet,
     watch,
 )
 from .errors import EXIT_CODES, TERMINATED, Commands
@@ -78,6 +79,7 @@ for _module, _panel in (
 app.add_typer(ledger.app, name="ledger", rich_help_panel=RUN)
 keys.app.command("client", epilog=client_keys.EXAMPLE)(client_keys.client)
 app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
+app.add_typer(subnet.app, name="subnet", rich_help_panel=USE)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW)
 

@@ -144,6 +144,19 @@ def describe(widths: Iterable[int]) -> str:
     return ", ".join([f"{count} modules at {first} bits", *(f"{n} at {b}" for b, n in others)])
 
 
+def read_subnet(path: Path) -> dict[str, int]:
+    """The widths by module in a `subnet.json`.
+
+    Raises:
+        RunError: if it is none.
+    """
+    try:
+        widths = json.loads(path.read_text(encoding="utf-8"))["widths"]
+        return {str(name): int(bits) for name, bits in widths.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is no subnet of `fedlora subnet search`: {error}") from None
+
+
 def _known(path: Path, supernet: Supernet) -> tuple[Point, ...]:
     if not path.exists():
         return ()

@@ -1,6 +1,7 @@
 """`fedlora subnet`: which widths to use a run's model at, once it was trained over all of them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,12 +109,37 @@ def open_supernet(run: Path, data: Path | None) -> "Supernet":
 
     Raises:
         RunError: if there is no run.
-        ModelError: if it was trained at one precision only.
+        ModelError: if it has one adapter for all widths.
+        DataError: if there is nothing to score on.
     """
-    from fedlora.adapters.errors import ModelError
+    import hashlib
+
+    from fedlora.adapters.errors import DataError
+    from fedlora.models.evaluation import evaluate
+    from fedlora.models.examples import encode
+    from fedlora.models.files import read_rows
+    from fedlora.models.subnet import Subnet
+    from fedlora.server import supernets as head_of_run
     from fedlora.server.rundir import RunDirectory
 
-    recipe = RunDirectory.open(run).recipe
-    raise ModelError(
-        f"{run} was trained at one precision: the recipe {recipe.name} gives its nodes no widths"
-    )
+    from .searching import Supernet
+
+    opened = RunDirectory.open(run)
+    recipe, head = opened.recipe, head_of_run.Supernet(opened)
+    path = data or (Path(recipe.evaluate.data) if recipe.evaluate.data else None)
+    if path is None:
+        raise DataError(f"{run} has no evaluation data of its own: name a file with --data")
+    rows = read_rows(path, recipe.data)
+    tokenizer, most = head.model.tokenizer, recipe.train.max_length
+    examples = encode(rows, tokenizer, most, recipe.model.labels).examples
+    shapes = head.shapes
+
+    def nbytes(assignment: Mapping[str, int]) -> float:
+        return Subnet(assignment).weight_bytes(shapes, recipe.quantize.group)
+
+    def loss(assignment: Mapping[str, int]) -> float:
+        return evaluate(head.at(assignment), examples, recipe.evaluate.batch_size).loss
+
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    subject = f"head {head.head[:16]} on {path.name} {digest[:16]}"
+    return Supernet(subject, head.modules, head.widths, nbytes, loss, recipe.seed)

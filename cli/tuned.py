@@ -42,6 +42,11 @@ def tuned(
     from fedlora.models.source import resolve
     from fedlora.server.snapshots import opened
 
+    if run.recipe.quantize.per_width:
+        raise ModelError(
+            f"{run.path} has an adapter for each width, and so no single model: "
+            "`fedlora export --bits` or --subnet writes one of its models"
+        )
     head = run.head(round)
     require_fingerprint(resolve(run.recipe.model.source), head.base)
     model, tokenizer = base(run.recipe)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft import PeftModel
 from safetensors.torch import save_file
 
 from fedlora.adapters import (
@@ -31,9 +33,11 @@ from .lora import (
     attach,
     check_residuals,
     fold_residuals,
+    read_adapter,
     set_frozen_weights,
     write_adapter,
 )
+from .quantizers import nested_layers
 from .quiet import quiet
 from .source import reference
 from .tuned import FoldedWeights
@@ -74,6 +78,39 @@ def export_merged(
         write_adapter(tuned, adapter)
         with quiet():
             tuned.merge_and_unload().save_pretrained(fresh)
+            load_tokenizer(folder).save_pretrained(fresh)
+
+
+def export_subnet(
+    quantized: PeftModel, folder: Path, model: ModelSection, lora: LoraSection, destination: Path
+) -> None:
+    """Write what a quantized model computes as an ordinary float32 folder, with tokenizer.
+
+    Codes are read at the widths that the layers have now; side paths, offsets and adapter are
+    merged, exactly.
+
+    Args:
+        quantized: with nested layers on every module of its adapter.
+        folder: the base, as `source.resolve` returns it.
+        model: the section of the run's recipe.
+        lora: the section of the run's recipe.
+        destination: a folder that does not exist yet, or is empty.
+
+    Raises:
+        RunError, ModelError: as `export_merged`.
+    """
+    adapter = spread_adapter(read_adapter(quantized), lora.pooling)
+    with _new_folder(destination) as fresh, torch.no_grad():
+        base = load_base(folder, model)
+        for name, layer in nested_layers(quantized).items():
+            change = adapter.factors[name].matrix()
+            if layer.side_u is not None:
+                change += Residual(layer.side_u, layer.side_v).matrix()
+            base.get_submodule(name).weight.copy_(layer.dense(dtype=torch.float64) + change)
+        for name, tensor in adapter.full.items():
+            base.get_parameter(name).copy_(tensor)
+        with quiet():
+            base.save_pretrained(fresh)
             load_tokenizer(folder).save_pretrained(fresh)
 
 

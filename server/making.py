@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedlora.adapters import FedloraError
+from fedlora.adapters import FedloraError, RunError
 
 from .rundir import RunDirectory
 from .shelf import ShelfFile
@@ -45,6 +45,11 @@ def make(run: RunDirectory, round: int, form: str) -> None:
     """
     from fedlora.models.cache import published
 
+    if run.recipe.quantize.per_width:
+        raise RunError(
+            f"the run {run.recipe.name} has an adapter for each width, and so no single model: "
+            "pull the log, and export a subnet of it"
+        )
     folder = place(run, round, form)
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.parent / ".lock"):

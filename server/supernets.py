@@ -7,7 +7,9 @@ from peft import PeftModel
 from fedlora.adapters import ModelError
 from fedlora.models.fingerprint import require_fingerprint
 from fedlora.models.quantized_base import targets
+from fedlora.models.quantizers import nested_layers
 from fedlora.models.source import resolve
+from fedlora.models.subnet import LinearShape
 from fedlora.models.supernet import QuantizedModel
 from fedlora.protos import decode
 from fedlora.strategies.payloads import read_residual_tensors
@@ -23,6 +25,7 @@ class Supernet:
         modules: number of weights of each module that has widths.
         widths: bits that there are, narrowest first.
         head: hash of the head.
+        round: whose it is.
     """
 
     def __init__(self, run: RunDirectory, round: int | None = None) -> None:
@@ -40,7 +43,8 @@ class Supernet:
             )
         record = run.heads.record(round)
         folder = require_fingerprint(resolve(recipe.model.source), record.base)
-        self.head, self.widths = record.hash, tuple(sorted(recipe.quantize.widths))
+        self.round, self.head = record.round, record.hash
+        self.widths = tuple(sorted(recipe.quantize.widths))
         self.modules = targets(folder, recipe.model, recipe.lora)
         self._adapter = run.heads.adapter(record.round)
         self._history, self._residuals = record.history, run.heads.residuals
@@ -49,6 +53,12 @@ class Supernet:
         self.model = QuantizedModel(
             recipe.model.source, recipe.model, recipe.lora, recipe.quantize, self.widths[-1]
         )
+
+    @property
+    def shapes(self) -> dict[str, LinearShape]:
+        """Of the modules, for their memory."""
+        layers = nested_layers(self.model.model)
+        return {n: LinearShape(one.out_features, one.in_features) for n, one in layers.items()}
 
     def at(self, subnet: Mapping[str, int]) -> PeftModel:
         """The model of a subnet; the same object each time.

@@ -22,6 +22,8 @@ COMMANDS = [
     ["keys", "client"],
     ["generate"],
     ["export"],
+    ["subnet"],
+    ["subnet", "search"],
     ["doctor"],
     ["recipes"],
     ["recipes", "list"],

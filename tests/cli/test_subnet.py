@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedlora.adapters import ModelError, RecipeError, RunError
+from fedlora.adapters import ModelError, RunError
 from fedlora.cli.searching import Budget, Supernet, describe, find, table
-from fedlora.cli.sizes import parse_size
 from fedlora.cli.subnet import app, budget_of
 from fedlora.models.search import SearchResult
 from fedlora.recipes.loading import load_recipe
+from fedlora.recipes.sizes import parse_size
 from fedlora.server.rundir import RunDirectory
 
 MODULES = {f"m{index}": 1000 * (1 + index % 2) for index in range(8)}
@@ -53,7 +53,7 @@ def test_sizes(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.2B", "2.6 TB", "1e9", "nan", "2,6GB"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"is no size: .* 2\.6GB"):
+    with pytest.raises(ValueError, match=r"is no size: .* 2\.6GB"):
         parse_size(text)
 
 
@@ -128,7 +128,7 @@ def test_a_run_at_one_precision_has_no_subnets(recipe: Path, tmp_path: Path) -> 
     RunDirectory.create(tmp_path / "run", load_recipe(recipe))
     called = CliRunner().invoke(root, ["subnet", "search", str(tmp_path / "run"), "--bits", "3.5"])
     assert isinstance(called.exception, ModelError)
-    assert "one precision" in str(called.exception)
+    assert "one adapter for all widths" in str(called.exception)
     missing = CliRunner().invoke(
         root, ["subnet", "search", str(tmp_path / "none"), "--bits", "3.5"]
     )

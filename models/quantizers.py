@@ -69,12 +69,13 @@ def quantize(
         if calibration is None or calibration.ndim != 2:
             raise ModelError("gptq needs a calibration text: token ids of shape (n, length)")
         _calibrated(base, names, group, max_bits, calibration)
-        return
-    for name in names:
-        linear = base.get_submodule(name)
-        weight = linear.weight.detach().float().view(len(linear.weight), -1, group)
-        grid = GRIDS[method](weight)
-        replace(base, name, _nested(linear, grid.codes(weight), grid, group, max_bits))
+    else:
+        for name in names:
+            linear = base.get_submodule(name)
+            weight = linear.weight.detach().float().view(len(linear.weight), -1, group)
+            grid = GRIDS[method](weight)
+            replace(base, name, _nested(linear, grid.codes(weight), grid, group, max_bits))
+    _own(base)
 
 
 def check_names(base: PreTrainedModel, names: Sequence[str], group: int) -> None:
@@ -126,6 +127,14 @@ def replace(base: nn.Module, name: str, layer: nn.Module) -> None:
     parent, _, leaf = name.rpartition(".")
     layer.train(base.get_submodule(name).training)
     setattr(base.get_submodule(parent), leaf, layer)
+
+
+def _own(base: nn.Module) -> None:
+    """Copy what stays in float: it may be part of the base's file, mapped into memory as a whole,
+    and as long as one tensor is, all of it counts.
+    """
+    for parameter in base.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _nested(

@@ -106,7 +106,7 @@ def export_subnet(
             change = adapter.factors[name].matrix()
             if layer.side_u is not None:
                 change += Residual(layer.side_u, layer.side_v).matrix()
-            base.get_submodule(name).weight.copy_(layer.dense(dtype=torch.float64) + change)
+            base.get_parameter(f"{name}.weight").copy_(layer.dense(dtype=torch.float64) + change)
         for name, tensor in adapter.full.items():
             base.get_parameter(name).copy_(tensor)
         with quiet():

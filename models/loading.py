@@ -92,10 +92,12 @@ def weightless(folder: Path, model: ModelSection) -> PreTrainedModel:
     config = _config(folder, model)
     try:
         with quiet(), init_empty_weights(include_buffers=False):
-            base: PreTrainedModel = CLASSES[model.task].from_config(config, dtype=torch.float32)
+            base: PreTrainedModel = (
+                CLASSES[model.task].from_config(config, dtype=torch.float32).eval()
+            )
     except Exception as error:  # as above
         raise ModelError(f"cannot build {folder} for {model.task}: {error}") from error
-    return base.eval()
+    return base
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -185,14 +185,14 @@ def check_residuals(peft_model: PeftModel, residuals: Mapping[str, Residual]) ->
             raise AdapterError(f"{name} is {own.weight.dtype}: only float32 can take a residual")
 
 
-def update_shape(layer: LoraLayer) -> tuple[int, int]:
+def update_shape(layer: Any) -> tuple[int, int]:
     """(out, in) of the layer's factors and residuals; in groups where they are pooled."""
     return layer.out_features, layer.in_features // group_of(layer, NAME)
 
 
-def weight_count(layer: LoraLayer) -> int:
-    """Numbers in the frozen weight, however they are held."""
-    return layer.out_features * layer.in_features
+def weight_count(layer: Any) -> int:
+    """Numbers in the frozen weight of a LoRA layer, however they are held."""
+    return int(layer.out_features * layer.in_features)
 
 
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:

@@ -99,4 +99,4 @@ def _activations(base: PreTrainedModel, inner: int, batch_size: int, length: int
     tokens = batch_size * length
     mask = batch_size * length * length
     per_token = config.num_hidden_layers * layer + inner + LOGITS * config.vocab_size
-    return FLOAT_BYTES * (tokens * per_token + mask)
+    return int(FLOAT_BYTES * (tokens * per_token + mask))

@@ -4,6 +4,8 @@ PEFT has `use_qalora`, but ignores it on ordinary layers without a word; here A 
 pooling, inside PEFT's own LoRA layer. See `fedlora.adapters.pooling` for the algebra.
 """
 
+from typing import cast
+
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ def pool(name: str, layer: LoraLayer, adapter: str, group: int) -> None:
     Raises:
         ModelError: if the layer's inputs don't divide into groups.
     """
-    plain = layer.lora_A[adapter]
+    plain = cast(nn.Linear, layer.lora_A[adapter])
     if plain.in_features % group:
         raise ModelError(
             f"{name} has {plain.in_features} inputs, which don't divide into groups of {group}; "

@@ -103,7 +103,7 @@ def open_quantized(place: Path, folder: Path, model: ModelSection) -> PreTrained
     left = [name for name, tensor in base.state_dict().items() if tensor.is_meta]
     if left:
         raise ModelError(f"{place} lacks {left[0]}; delete it, and it is made again")
-    return base.eval()
+    return base
 
 
 class _Order(BaseModel):

@@ -14,7 +14,7 @@ others get its store.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from peft import PeftModel
@@ -71,7 +71,7 @@ def quantize(
         _calibrated(base, names, group, max_bits, calibration)
     else:
         for name in names:
-            linear = base.get_submodule(name)
+            linear = cast(nn.Linear, base.get_submodule(name))
             weight = linear.weight.detach().float().view(len(linear.weight), -1, group)
             grid = GRIDS[method](weight)
             replace(base, name, _nested(linear, grid.codes(weight), grid, group, max_bits))
@@ -167,7 +167,7 @@ def _calibrated(
                 codes, grid = gptq(linear.weight.detach().float(), hessian, group)
                 made[name] = _nested(linear, codes, grid, group, max_bits)
                 made[name].bits = 4
-            return made[name](inputs[0])
+            return made[name].forward(inputs[0])
 
         return arrive
 

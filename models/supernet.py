@@ -16,6 +16,7 @@ from fedlora.adapters import Adapter, AdapterError, Residual, names_at, returned
 from fedlora.adapters.receipt import relative_error
 from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
+from .gradients import check_gradients
 from .lora import attach, lora_layers, read_adapter, update_shape, write_adapter
 from .nested import NestedLinear
 from .quantized_base import open_quantized, quantized_base
@@ -68,6 +69,7 @@ class QuantizedModel:
         self._attach = partial(attach, lora=lora, model=model)
         self._lean = lean
         self.model: PeftModel = self._attach(self._open())
+        check_gradients(self.model)
         self.tokenizer = tokenizer_of(source)
         self.fold_error = 0.0
         self._layers = lora_layers(self.model)

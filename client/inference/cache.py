@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 SPARE = 256  # positions that a new buffer has beyond what is written to it first
 
 
-class TreeLayer(CacheLayerMixin):  # type: ignore[misc]
+class TreeLayer(CacheLayerMixin):
     """One layer's keys and values: buffers (batch, heads, capacity, width), filled to `length`.
 
     Sliding windows are a matter of the mask: every position is kept.
@@ -26,13 +26,14 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self) -> None:
         """Empty; the first tokens decide shape and type."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = 0
+        self._held: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate buffers that hold what is given, and `SPARE` positions more."""
-        self.keys = _buffer(key_states, key_states.shape[-2] + SPARE)
-        self.values = _buffer(value_states, key_states.shape[-2] + SPARE)
+        capacity = key_states.shape[-2] + SPARE
+        self._held = [_buffer(states, capacity) for states in (key_states, value_states)]
         self.is_initialized = True
 
     def update(
@@ -42,18 +43,18 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self.length = self.length, self.length + key_states.shape[-2]
-        if self.length > self.keys.shape[-2]:
-            self.keys = _grown(self.keys, start, 2 * self.length)
-            self.values = _grown(self.values, start, 2 * self.length)
-        self.keys[:, :, start : self.length] = key_states
-        self.values[:, :, start : self.length] = value_states
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        if self.length > self._held[0].shape[-2]:
+            self._held = [_grown(buffer, start, 2 * self.length) for buffer in self._held]
+        keys, values = self._held
+        keys[:, :, start : self.length] = key_states
+        values[:, :, start : self.length] = value_states
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Of what stands from `start` on, keep the rows `path` (ascending), in that order."""
         if list(path) != list(range(len(path))):
-            rows = torch.tensor(path, device=self.keys.device) + start
-            for buffer in (self.keys, self.values):
+            for buffer in self._held:
+                rows = torch.tensor(path, device=buffer.device) + start
                 buffer[:, :, start : start + len(path)] = buffer.index_select(2, rows)
         self.length = start + len(path)
 
@@ -78,17 +79,23 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class TreeCache(Cache):  # type: ignore[misc]
+class TreeCache(Cache):
     """All layers of a model, made as the model asks for them."""
 
     def __init__(self) -> None:
         """Empty."""
         super().__init__(layer_class_to_replicate=TreeLayer)
 
+    def reset(self) -> None:
+        """Forget everything; the buffers stay."""
+        for layer in self.layers:
+            layer.reset()
+
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Compact every layer after a draft tree; see `TreeLayer.keep`."""
         for layer in self.layers:
-            layer.keep(start, path)
+            if isinstance(layer, TreeLayer):
+                layer.keep(start, path)
 
 
 def _buffer(like: Tensor, capacity: int) -> Tensor:

@@ -78,13 +78,13 @@ class Drafter:
         """Tokens that may follow, each with its clue and its probability."""
         tables = self._tables
         found: dict[int, list[float]] = {}
-        for token, match in tables.suffixes.continuations(tail):
-            found.setdefault(token, [match, 0.0, 0.0])
+        for token, matched in tables.suffixes.continuations(tail):
+            found.setdefault(token, [float(matched), 0.0, 0.0])
         if len(tail) > 1:
             for token, chance in tables.pairs.row(tail[-2], tail[-1]):
-                found.setdefault(token, [0, 0.0, 0.0])[1] = chance
+                found.setdefault(token, [0.0, 0.0, 0.0])[1] = chance
         for token, chance in tables.matrix.row(tail[-1]):
-            found.setdefault(token, [0, 0.0, 0.0])[2] = chance
+            found.setdefault(token, [0.0, 0.0, 0.0])[2] = chance
         acceptance = tables.acceptance
         made = []
         for token, (match, pair, row) in found.items():

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from .costs import Costs
 from .drafts import Drafter
-from .kernels import Kernels, Precision
+from .forms import Precision
+from .kernels import Kernels
 from .matrix import Chances, Ids
 from .paper import PaperDrafter
 from .plain import plainly

@@ -64,7 +64,7 @@ def quantized(weight: Tensor, bias: Tensor | None) -> Product:
         flat = x.reshape(-1, x.shape[-1]).float()
         step = flat.abs().amax(1, keepdim=True).clamp_min_(1e-12).div_(127)
         bytes_ = (flat / step).round_().add_(128).to(torch.uint8)
-        found = product(
+        found: Tensor = product(
             bytes_, 1.0, 128, order, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
         ).mul_(step)
         if bias is not None:

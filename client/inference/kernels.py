@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .forms import Form, Precision, Product, forms
 
@@ -48,7 +50,7 @@ class Kernels:
     """
 
     def __init__(
-        self, model: nn.Module, precision: Precision | None = None, leave: bool = False
+        self, model: PreTrainedModel, precision: Precision | None = None, leave: bool = False
     ) -> None:
         """Replace what can be replaced on this device, or `leave` the model as it is."""
         self.chosen: dict[tuple[int, int], str] = {}
@@ -56,7 +58,7 @@ class Kernels:
         self._patched: list[nn.Module] = []
         self._forms: dict[tuple[int, int, torch.dtype], Form | None] = {}
         self._precision = precision
-        if leave or model.device.type != "cpu":  # type: ignore[union-attr]
+        if leave or model.device.type != "cpu":
             return
         with torch.inference_mode():
             for group in _groups(model, list(_layers(model))):
@@ -89,11 +91,11 @@ class Kernels:
             return
         product = form(weight, bias)
         if len(group) == 1:
-            self._patch(group[0].module, lambda x: product(x))
+            self._patch(group[0].module, product)
             return
         shared = _Shared(product, [len(layer.weight) for layer in group])
         for place, layer in enumerate(group):
-            self._patch(layer.module, lambda x, place=place: shared(x, place))
+            self._patch(layer.module, partial(shared, place))
 
     def _patch(self, module: nn.Module, product: Product) -> None:
         original: Callable[..., Tensor] = module.forward
@@ -141,7 +143,7 @@ class _Shared:
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
-    def __call__(self, x: Tensor, place: int) -> Tensor:
+    def __call__(self, place: int, x: Tensor) -> Tensor:
         if x is not self._input:
             self._input = x
             self._outputs = self._product(x).split(self._widths, dim=-1)
@@ -156,7 +158,7 @@ def _layers(model: nn.Module) -> Iterator[Layer]:
     merged: set[nn.Module] = set()
     for module in model.modules():
         if type(module) is LoraLinear and _mergeable(module):
-            base = module.get_base_layer()
+            base: Any = module.get_base_layer()  # type: ignore[operator]
             weight = base.weight.detach()
             for name in module.active_adapters:
                 if name in module.lora_A:

@@ -31,6 +31,11 @@ class Matrix:
         self.ids: Ids = np.full((vocabulary, width), EMPTY, dtype=np.int32)
         self.chances: Chances = np.zeros((vocabulary, width), dtype=np.float16)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory, in bytes."""
+        return self.ids.nbytes + self.chances.nbytes
+
     def row(self, token: int) -> list[tuple[int, float]]:
         """Candidates to follow a token, with their probabilities, likeliest first."""
         ids = self.ids[token].tolist()

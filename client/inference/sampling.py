@@ -7,6 +7,7 @@ drawn along draft trees is the text that drawing one token after the other gives
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Chooser:
         """Choose what follows a text, prompt included, from logits (vocabulary,)."""
         scores = logits.float()
         if self._processors:
-            ids = torch.tensor([text], device=logits.device)
+            ids: Any = torch.tensor([text], device=logits.device)
             scores = self._processors(ids, scores[None])[0]
         if self._drawn:
             noise = gumbel(self._seed, len(text) - self._start, len(scores))
@@ -79,7 +80,7 @@ class Chooser:
         return Choice(int(scores.argmax()), first - second)
 
 
-class PositionNoise(LogitsProcessor):  # type: ignore[misc]
+class PositionNoise(LogitsProcessor):
     """The noise for transformers' own `generate(do_sample=False)`, which so draws the same text."""
 
     def __init__(self, seed: int, start: int) -> None:

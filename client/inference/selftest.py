@@ -67,8 +67,8 @@ def compare(model: Any) -> tuple[float, float]:
 @contextmanager
 def _small_window(config: Any) -> Iterator[None]:
     """Let sliding windows be shorter than the test's text."""
-    window = getattr(config, "sliding_window", None)
-    if SLIDING not in windows_of(config):
+    window = windows_of(config).get(SLIDING)
+    if window is None:
         yield
         return
     config.sliding_window = min(window, WINDOW)

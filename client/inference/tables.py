@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from .acceptance import Acceptance
 from .matrix import PAIR_WIDTH, WIDTH, Matrix, Pairs
 from .suffixes import Suffixes
+
+Array = npt.NDArray[Any]
 
 VERSION = 1  # of the file's layout and of what its numbers mean
 
@@ -77,7 +81,7 @@ class Tables:
             return cls(vocabulary)
         return tables
 
-    def _arrays(self) -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"]:
+    def _arrays(self) -> dict[str, Array]:
         return {
             "matrix.ids": self.matrix.ids,
             "matrix.chances": self.matrix.chances,
@@ -88,9 +92,7 @@ class Tables:
             "acceptance.hits": self.acceptance.hits,
         }
 
-    def _restore(
-        self, found: dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"]
-    ) -> None:
+    def _restore(self, found: dict[str, Array]) -> None:
         """Take over arrays from a file.
 
         Raises:

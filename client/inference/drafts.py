@@ -27,10 +27,16 @@ class Drafter:
         """Take in a prompt."""
         self._tables.suffixes.extend(prompt, ())
 
-    def grow(self, text: Sequence[int], most: int) -> Tree:
-        """A tree of at most `most` nodes whose root is the text's last token."""
+    def grow(self, text: Sequence[int], most: int, deepest: int) -> Tree:
+        """A tree whose root is the text's last token.
+
+        Args:
+            text: what is known, prompt included.
+            most: nodes at most, the root among them.
+            deepest: levels below the root at most.
+        """
         tails = [list(text[-TAIL:])]
-        tokens, parents, scores, clues = [text[-1]], [-1], [1.0], [0]
+        tokens, parents, scores, clues, depths = [text[-1]], [-1], [1.0], [0], [0]
         heap: list[tuple[float, int, int, int, int]] = []
         born = 0
         for node in range(most):
@@ -43,6 +49,9 @@ class Drafter:
                 scores.append(-score)
                 clues.append(clue)
                 tails.append([*tails[parent][1 - TAIL :], token])
+                depths.append(depths[parent] + 1)
+            if depths[node] == deepest:
+                continue
             for token, clue, chance in self._candidates(tails[node]):
                 score = scores[node] * chance
                 if score > LEAST:

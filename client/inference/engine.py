@@ -70,7 +70,7 @@ class _Drafts(Protocol):
     """What grows trees: `Drafter`, or `PaperDrafter`."""
 
     def begin(self, prompt: Sequence[int]) -> None: ...
-    def grow(self, text: Sequence[int], most: int) -> Tree: ...
+    def grow(self, text: Sequence[int], most: int, deepest: int) -> Tree: ...
     def extend(self, tokens: Sequence[int], text: Sequence[int]) -> None: ...
     def learn(
         self, tree: Tree, before: int, top: tuple[Ids, Chances], path: Sequence[int]
@@ -213,11 +213,12 @@ class Decoder:
 
     def _draft(self, text: list[int], left: int) -> Tree:
         """A tree of the size that pays best, and no deeper than tokens are left."""
-        if self._shape == "none":
+        deepest = left - 1
+        if self._shape == "none" or deepest == 0:
             return Tree([text[-1]], [-1])
         if self._shape == "paper":
-            return self._drafter.grow(text, 0)
-        tree = self._drafter.grow(text, self.costs.largest)
+            return self._drafter.grow(text, 0, deepest)
+        tree = self._drafter.grow(text, self.costs.largest, deepest)
         wanted = self.costs.next_size()
         if wanted is not None:
             return tree.first(wanted).padded(wanted)

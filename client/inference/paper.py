@@ -39,6 +39,7 @@ def _shape() -> tuple[list[int], list[int]]:
 
 
 PARENTS, RANKS = _shape()
+DEPTHS = Tree(RANKS, PARENTS).depths()
 
 
 class PaperDrafter:
@@ -51,13 +52,14 @@ class PaperDrafter:
     def begin(self, prompt: Sequence[int]) -> None:
         """The published method learns nothing from the prompt."""
 
-    def grow(self, text: Sequence[int], most: int) -> Tree:
-        """The whole tree, whatever `most` says; a row not yet seen gives token 0, as published."""
+    def grow(self, text: Sequence[int], most: int, deepest: int) -> Tree:
+        """The tree down to a level; a row not yet seen gives token 0, as published."""
+        count = sum(depth <= deepest for depth in DEPTHS)
         tokens = [text[-1]]
-        for parent, rank in zip(PARENTS[1:], RANKS[1:], strict=True):
+        for parent, rank in zip(PARENTS[1:count], RANKS[1:count], strict=True):
             token = int(self._matrix.ids[tokens[parent], rank])
             tokens.append(0 if token == EMPTY else token)
-        return Tree(tokens, PARENTS)
+        return Tree(tokens, PARENTS[:count])
 
     def learn(self, tree: Tree, before: int, top: tuple[Ids, Chances], path: Sequence[int]) -> None:
         """Update the rows of all nodes, accepted or not."""

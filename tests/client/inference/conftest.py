@@ -53,9 +53,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**BODY, sliding_window=WINDOW)),
     "qwen2": lambda: Qwen2ForCausalLM(
-        Qwen2Config(
-            **BODY, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
-        )
+        Qwen2Config(**BODY, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2)
     ),
     "gemma2": lambda: Gemma2ForCausalLM(
         Gemma2Config(**BODY, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8)

@@ -70,6 +70,16 @@ def test_it_ends_where_it_is_told(llama: Any, count: int) -> None:
         assert [token for piece in pieces for token in piece] == stopped
 
 
+@pytest.mark.parametrize("shape", ["dynamic", "paper"])
+def test_no_draft_goes_beyond_the_last_position(shape: Shape) -> None:
+    """GPT-2 has as many positions as it was trained with, and fails at the next."""
+    model = tiny("gpt2")
+    room = model.config.n_positions - 40
+    prompt = (PROMPT * 40)[:room]
+    with Decoder(model, tree=shape, strict=True) as decoder:
+        assert decoder.generate(prompt, Request(40)) == greedy(model, prompt, 40)
+
+
 @pytest.mark.parametrize(
     "processor",
     [RepetitionPenaltyLogitsProcessor(1.5), NoRepeatNGramLogitsProcessor(2)],

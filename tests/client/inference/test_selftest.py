@@ -66,7 +66,9 @@ def test_it_refuses_a_model_that_ignores_the_mask(
 ) -> None:
     forward = type(llama).forward
 
-    def deaf(self: Any, input_ids: Any, attention_mask: Any = None, cache: Any = None, **more: Any) -> Any:
+    def deaf(
+        self: Any, input_ids: Any, attention_mask: Any = None, cache: Any = None, **more: Any
+    ) -> Any:
         return forward(self, input_ids=input_ids, attention_mask=None, cache=cache, **more)
 
     monkeypatch.setattr(type(llama), "forward", deaf)

@@ -60,7 +60,7 @@ def generate(
     encoded = [encode_prompt(tokenizer, prompt, data_format) for prompt in prompts]
     request = Request(
         max_new_tokens,
-        frozenset(_ends(model, tokenizer)),
+        frozenset(ends(model, tokenizer)),
         temperature,
         seed,
         stopping=[StopStringCriteria(tokenizer, list(stop))] if stop else [],
@@ -82,6 +82,14 @@ def answered(text: str, answers: Sequence[str]) -> bool:
         re.search(rf"(?<!\w){re.escape(answer.casefold())}(?!\w)", text.casefold())
         for answer in answers
     )
+
+
+def ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end an answer: the tokenizer's, and those that the model names besides."""
+    named = model.generation_config.eos_token_id
+    extra = named if isinstance(named, list) else [named]
+    found = dict.fromkeys([tokenizer.eos_token_id, *extra])
+    return [token for token in found if token is not None]
 
 
 def _drafted(
@@ -151,14 +159,6 @@ class _Pieces:
 
     def _text(self) -> str:
         return str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
-
-
-def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end an answer: the tokenizer's, and those that the model names besides."""
-    named = model.generation_config.eos_token_id
-    extra = named if isinstance(named, list) else [named]
-    found = dict.fromkeys([tokenizer.eos_token_id, *extra])
-    return [token for token in found if token is not None]
 
 
 @contextmanager

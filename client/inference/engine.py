@@ -86,6 +86,7 @@ class Decoder:
         tables: what is remembered.
         costs: what forward passes cost.
         account: of the latest text.
+        kernels: the model's layers as they are multiplied.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Decoder:
         tree: Shape = "dynamic",
         strict: bool = False,
         precision: Precision | None = None,
+        packed: bool = True,
     ) -> None:
         """Test the model, and prepare its layers.
 
@@ -104,6 +106,7 @@ class Decoder:
             tree: "dynamic", the published "paper", or "none" for one token at a time.
             strict: decide near ties as plain decoding does.
             precision: of the linear layers; None leaves it.
+            packed: whether to multiply by whatever is fastest here; if not, as the model does.
         """
         self.refusal = refusal(model)
         self._model = model
@@ -113,10 +116,11 @@ class Decoder:
         self.costs = Costs()
         self.account = Account()
         self._shape = tree
-        drafter = PaperDrafter if tree == "paper" else Drafter
-        self._drafter: _Drafts = drafter(self.tables)
-        self._kernels = Kernels(self._target.model, precision, leave=bool(self.refusal))
-        self._plain = Plain(self._target.model, self._kernels) if strict else None
+        self._drafter = _drafter(tree, self.tables)
+        self.kernels = Kernels(
+            self._target.model, precision, leave=bool(self.refusal) or not packed
+        )
+        self._plain = Plain(self._target.model, self.kernels) if strict else None
         self._near = NEAR.get(self._target.model.dtype, COARSE)
 
     def __enter__(self) -> "Decoder":
@@ -134,7 +138,12 @@ class Decoder:
 
     def close(self) -> None:
         """Restore the model's layers."""
-        self._kernels.close()
+        self.kernels.close()
+
+    def forget(self) -> None:
+        """Begin again with empty tables; what forward passes cost is still known."""
+        self.tables = Tables(len(self.tables.matrix.ids))
+        self._drafter = _drafter(self._shape, self.tables)
 
     def generate(self, prompt: Sequence[int], request: Request) -> list[int]:
         """The tokens that follow a prompt, the ending one included."""
@@ -242,6 +251,10 @@ class Decoder:
             return False
         ids = torch.tensor([text])
         return any(bool(torch.as_tensor(rule(ids, None)).all()) for rule in request.stopping)
+
+
+def _drafter(shape: Shape, tables: Tables) -> _Drafts:
+    return PaperDrafter(tables) if shape == "paper" else Drafter(tables)
 
 
 class _Clock:

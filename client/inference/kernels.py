@@ -7,7 +7,7 @@ the copy that is multiplied; the model's own weights stay as they are.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ SPEED_ROWS = 8  # tokens at which forms are compared
 REPEATS = 3
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # of the largest output
 COARSE = 2e-2
+BYTES = {"widened": 4, "halved": 2, "halved_widened": 4, "quantized": 1, "quantized_slowly": 8}
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Kernels:
     ) -> None:
         """Replace what can be replaced on this device, or `leave` the model as it is."""
         self.chosen: dict[tuple[int, int], str] = {}
-        self._active = True
-        self._patched: list[nn.Module] = []
+        self._products: dict[nn.Module, Product] = {}
+        self._nbytes = 0
         self._forms: dict[tuple[int, int, torch.dtype], Form | None] = {}
         self._precision = precision
         if leave or model.device.type != "cpu":
@@ -66,18 +67,41 @@ class Kernels:
 
     def close(self) -> None:
         """Give every layer its own forward back."""
-        for module in self._patched:
-            del module.__dict__["forward"]
-        self._patched.clear()
+        self.suspend()
+        self._products.clear()
+
+    def suspend(self) -> None:
+        """Let the model compute as it would by itself."""
+        for module in self._products:
+            module.__dict__.pop("forward", None)
+
+    def resume(self) -> None:
+        """Undo `suspend`."""
+        for module, product in self._products.items():
+            module.forward = product
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Compute as the model itself would, inside the block."""
-        self._active = False
+        """Suspended inside the block."""
+        self.suspend()
         try:
             yield
         finally:
-            self._active = True
+            self.resume()
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Resumed inside the block."""
+        self.resume()
+        try:
+            yield
+        finally:
+            self.suspend()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights' copies, in bytes."""
+        return self._nbytes
 
     def _replace(self, group: list[Layer]) -> None:
         weight = group[0].weight
@@ -90,6 +114,7 @@ class Kernels:
         if form is None:
             return
         product = form(weight, bias)
+        self._nbytes += weight.numel() * BYTES.get(form.__name__, weight.element_size())
         if len(group) == 1:
             self._patch(group[0].module, product)
             return
@@ -98,13 +123,8 @@ class Kernels:
             self._patch(layer.module, partial(shared, place))
 
     def _patch(self, module: nn.Module, product: Product) -> None:
-        original: Callable[..., Tensor] = module.forward
-
-        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return product(x) if self._active else original(x, *args, **kwargs)
-
-        module.forward = forward
-        self._patched.append(module)
+        module.forward = product
+        self._products[module] = product
 
     def _form(self, weight: Tensor, bias: Tensor | None) -> Form | None:
         """The fastest form that is right, measured once for each shape; None to leave layers."""

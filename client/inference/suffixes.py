@@ -36,13 +36,14 @@ class Suffixes:
         """Take in tokens that follow `before`, of which the last few matter."""
         tail = list(before[-max(LENGTHS) :])
         for token in tokens:
-            tail.append(token)
-            self._ring[self._count % self._size] = token
+            # Noted only now that something follows: the end of the text must not find itself.
             for length in LENGTHS:
                 if len(tail) >= length:
                     key = hash(tuple(tail[-length:])) & (self._size - 1)
-                    self._ends[length][key] = self._count
+                    self._ends[length][key] = self._count - 1
+            self._ring[self._count % self._size] = token
             self._count += 1
+            tail.append(token)
             del tail[: -max(LENGTHS)]
 
     def continuations(self, tail: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -55,7 +56,7 @@ class Suffixes:
                 continue
             key = hash(tuple(tail[-length:])) & (self._size - 1)
             end = int(self._ends[length][key])
-            if end < 0 or end + 1 >= self._count or self._count - end >= self._size - LONGEST:
+            if end < 0 or self._count - end >= self._size - LONGEST:
                 continue
             matched = self._matched(end, tail)
             if matched >= length:

@@ -45,7 +45,7 @@ def test_greedy_is_transformers_greedy(family: str, shape: Shape) -> None:
             found = decoder.generate(prompt, Request(40))
             account = decoder.account
             assert account.tokens == 40
-            with decoder._kernels.paused():
+            with decoder.kernels.paused():
                 assert found == greedy(model, prompt, 40)
     assert (account.nodes > account.steps) == (shape != "none")
 

@@ -53,6 +53,10 @@ def test_packed_layers_compute_the_same_and_are_given_back(
     force(monkeypatch, forms.plain, forms.packed)
     kernels = Kernels(llama)
     assert set(kernels.chosen.values()) == {"packed"}
+    weights = {
+        id(w): w for layer in llama.modules() if type(layer) is nn.Linear for w in [layer.weight]
+    }
+    assert with_adapter or kernels.nbytes == sum(w.nbytes for w in weights.values())
     found = model(input_ids=IDS).logits
     assert not torch.equal(found, expected)
     assert (found - expected).abs().max() <= 1e-4
@@ -89,9 +93,9 @@ def test_layers_that_are_not_exactly_linear_are_left_alone(
     nested = Nested(32, 16, bias=False)
     layer.k_proj = nested
     kernels = Kernels(llama)
-    assert nested not in kernels._patched
-    assert layer.q_proj in kernels._patched
-    assert layer.v_proj in kernels._patched
+    assert nested not in kernels._products
+    assert layer.q_proj in kernels._products
+    assert layer.v_proj in kernels._products
     kernels.close()
 
 
@@ -108,7 +112,7 @@ def test_a_form_that_computes_something_else_is_not_taken(
     force(monkeypatch, forms.plain, wrong, absent)
     kernels = Kernels(llama)
     assert set(kernels.chosen.values()) == {"plain"}
-    assert not kernels._patched
+    assert not kernels._products
 
 
 @pytest.mark.parametrize(

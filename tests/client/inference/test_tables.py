@@ -53,6 +53,9 @@ def test_a_match_is_the_last_place_where_the_suffix_stood(texts: list[list[int]]
         history.append(text)
     tail = texts[-1]
     whole = [token for text in history for token in text]
+    last = tail[-2:]
+    if last in [tail[place : place + 2] for place in range(len(tail) - 2)]:
+        assert list(suffixes.continuations(tail))
     for token, matched in suffixes.continuations(tail):
         places = [
             end

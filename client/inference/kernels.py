@@ -178,7 +178,7 @@ def _layers(model: nn.Module) -> Iterator[Layer]:
     merged: set[nn.Module] = set()
     for module in model.modules():
         if type(module) is LoraLinear and _mergeable(module):
-            base: Any = module.get_base_layer()  # type: ignore[operator]
+            base: Any = module.get_base_layer()
             weight = base.weight.detach()
             for name in module.active_adapters:
                 if name in module.lora_A:

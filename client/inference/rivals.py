@@ -21,6 +21,7 @@ from .engine import Decoder
 from .forms import Precision
 from .kernels import Kernels
 from .request import Request
+from .target import bare
 
 GREEDY, LOOKUP, LOOP = "transformers greedy", "transformers prompt lookup", "one at a time"
 PAPER, OURS = "published tree", "fedlora"
@@ -107,7 +108,7 @@ def transformers(model: Any, prompt: Sequence[int], request: Request, **settings
         nonlocal passes
         passes += 1
 
-    hook = model.register_forward_pre_hook(count)
+    hook = bare(model).register_forward_pre_hook(count)
     ids = torch.tensor([prompt], device=model.device)
     ends = sorted(request.ends)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-LENGTHS = (6, 4, 3, 2)  # of the beginnings that are looked up, longest first
+LENGTHS = (6, 4, 3, 2, 1)  # of the beginnings that are looked up, longest first
 SIZE = 1 << 15  # tokens of history
 LONGEST = 16  # how far a match is followed back
 
@@ -16,7 +16,7 @@ LONGEST = 16  # how far a match is followed back
 class Suffixes:
     """The last `SIZE` tokens, and for each short sequence of tokens where it ended last.
 
-    A ring and four tables of fixed size, 0.7 MB in all. Collisions of hashes and overwritten
+    A ring and five tables of fixed size, 0.8 MB in all. Collisions of hashes and overwritten
     places do no harm: what is found is compared.
     """
 

@@ -16,9 +16,11 @@ def test_all_ways_give_the_same_text_and_leave_the_model_alone(llama: Any) -> No
     with ways(llama) as found:
         assert set(found) == {GREEDY, LOOKUP, LOOP, PAPER, OURS}
         texts = {name: way(PROMPT, Request(24)) for name, way in found.items()}
+        again = found[OURS](PROMPT, Request(24))
     assert {tuple(text.tokens) for text in texts.values()} == {tuple(texts[GREEDY].tokens)}
     assert texts[GREEDY].passes == texts[LOOP].passes == 24
-    assert texts[OURS].passes < 24
+    assert again.tokens == texts[OURS].tokens
+    assert again.passes < 20
     assert all(text.seconds > 0 for text in texts.values())
     assert torch.equal(llama(input_ids=torch.tensor([PROMPT])).logits, before)
 

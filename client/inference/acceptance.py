@@ -14,9 +14,9 @@ LENGTHS = (1, 2, 3, 4, 6, 10, 16)  # a match of at least so many tokens is of th
 CHANCES = (0.0, 0.02, 0.06, 0.15, 0.3, 0.5, 0.75)  # likewise probabilities; 0 is absent
 GUESS = 4.0  # how many trials the first guess is worth
 FORGET = 400.0  # trials after which both counters are halved
-SUFFIX_GUESS = (0.0, 0.1, 0.25, 0.35, 0.5, 0.6, 0.75, 0.85)
-PAIR_GUESS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
-ROW_GUESS = (0.0, 0.01, 0.03, 0.07, 0.14, 0.25, 0.35, 0.5)
+SUFFIX_GUESS = (0.0, 0.1, 0.18, 0.36, 0.53, 0.62, 0.8, 0.94)
+PAIR_GUESS = (0.0, 0.02, 0.04, 0.09, 0.2, 0.28, 0.42, 0.7)
+ROW_GUESS = (0.0, 0.02, 0.02, 0.05, 0.14, 0.2, 0.27, 0.35)
 
 
 class Acceptance:

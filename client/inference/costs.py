@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LADDER = (1, 8, 16, 4, 2, 24, 12, 32, 48, 81)  # tokens of the first forward passes, in this order
-DEAR = 4.0  # times the cost of one token, above which larger sizes are not even tried
+LADDER = (1, 8, 16, 4, 32, 2, 48, 81)  # tokens of the first forward passes, in this order
+DEAR = 1.8  # times the cost of one token, above which no larger size was ever worth it
 WEIGHT = 0.15  # of a new measurement against what the table says
 PACE = 0.98  # how slowly the running pace forgets
 

@@ -1,7 +1,6 @@
 """The real model: the tree's logits, and strict texts against transformers' greedy ones."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,9 @@ OWN = (
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[tuple[Any, PreTrainedTokenizerBase]]:
+def smollm2() -> tuple[Any, PreTrainedTokenizerBase]:
     folder = resolve("smollm2-135m")
-    yield load_base(folder, ModelSection(source="smollm2-135m")), load_tokenizer(folder)
+    return load_base(folder, ModelSection(source="smollm2-135m")), load_tokenizer(folder)
 
 
 def identical(

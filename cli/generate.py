@@ -28,11 +28,18 @@ def generate(
     temperature: Annotated[
         float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
     ] = 0.0,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Decide near ties as one-by-one decoding does; see the docs."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling, where temperature > 0.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Answer prompts with the head of a run."""
     from fedlora.client import inference
+    from fedlora.models.cache import cache_folder
     from fedlora.server.rundir import RunDirectory
 
     from .tuned import base, tuned
@@ -45,7 +52,15 @@ def generate(
     ) -> list[str]:
         """The model is gone when this returns, so that one at a time is in memory."""
         return inference.generate(
-            model, tokenizer, prompts, max_new_tokens, temperature, seed, recipe.data.format
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens,
+            temperature,
+            seed,
+            recipe.data.format,
+            memory=cache_folder("drafts"),
+            strict=strict,
         )
 
     answers = {"base": answer(*base(recipe))} if compare else {}

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from . import (
+    bench,
     client_keys,
     config,
     coordinator,
@@ -81,6 +82,7 @@ keys.app.command("client", epilog=client_keys.EXAMPLE)(client_keys.client)
 app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
 app.add_typer(subnet.app, name="subnet", rich_help_panel=USE)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)
+app.add_typer(bench.app, name="bench", rich_help_panel=KNOW)
 app.add_typer(config.app, name="config", rich_help_panel=KNOW)
 
 

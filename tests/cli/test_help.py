@@ -29,6 +29,8 @@ COMMANDS = [
     ["recipes", "list"],
     ["recipes", "show"],
     ["recipes", "copy"],
+    ["bench"],
+    ["bench", "decode"],
     ["config"],
     ["config", "show"],
     ["config", "validate"],

@@ -140,6 +140,33 @@ def test_sampling_depends_on_the_seed_alone(done: tuple[Path, Result], call: Cal
     assert drawn(1) == drawn(1) != drawn(2)
 
 
+def test_decoding_is_measured_side_by_side(done: tuple[Path, Result], call: Call) -> None:
+    run, _ = done
+    said = call("bench", "decode", run, "Which key?", "Who?", "--max-new-tokens", 6, "--json")
+    assert said.exit_code == 0, said.output
+    rows = [json.loads(line) for line in said.stdout.splitlines()]
+    ways = [row["way"] for row in rows]
+    assert (ways[0], ways[-1]) == ("transformers greedy", "fedlora")
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["identical"] == 1.0 for row in rows)
+    shown = call("bench", "decode", run, "Which key?", "--max-new-tokens", 3).stdout
+    assert all(way in shown for way in ways)
+
+
+def test_generate_remembers_drafts_in_the_users_cache(
+    done: tuple[Path, Result], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = done
+    kept = set(run.rglob("*"))
+    monkeypatch.setenv("FEDLORA_CACHE", str(tmp_path))
+    first = call("generate", run, "Which key?", "--max-new-tokens", 12).stdout
+    (file,) = (tmp_path / "drafts").iterdir()
+    before = file.read_bytes()
+    assert call("generate", run, "Which key?", "--max-new-tokens", 12, "--strict").stdout == first
+    assert file.read_bytes() != before
+    assert set(run.rglob("*")) == kept
+
+
 def test_rounds_that_are_not_there(done: tuple[Path, Result], call: Call, tmp_path: Path) -> None:
     run, _ = done
     for args in (

@@ -41,7 +41,7 @@ def test_greedy_is_the_slow_loop(
     found = generate(model.train(), tiny_tokenizer, PROMPTS, 12, data_format=data_format)
     assert found == expected
     assert model.training
-    monkeypatch.setattr("fedlora.client.inference.BATCH", 2)
+    monkeypatch.setattr("fedlora.client.inference.answers.BATCH", 2)
     assert generate(model, tiny_tokenizer, PROMPTS, 12, data_format=data_format) == expected
 
 

@@ -90,4 +90,5 @@ def _feedback(hessian: Tensor) -> Tensor:
     diagonal = damped.diagonal()
     diagonal += DAMPING * diagonal.mean().clamp(min=1e-12)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float()

@@ -6,6 +6,8 @@ A frozen linear layer is linear: for any x and d, the gradient of <y, W d> at x,
 is |W d|^2. So each layer is asked for both sides, after an evaluation and in training mode.
 """
 
+from typing import cast
+
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
@@ -41,7 +43,7 @@ def check_gradients(model: PeftModel) -> None:
 def _gradient_error(base: nn.Module, inner: int) -> float:
     """The relative error of a layer's gradient along a random direction."""
     draw = torch.Generator().manual_seed(0)
-    weight = base.weight
+    weight = cast(Tensor, base.weight)
     dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
     x, d = torch.randn(2, ROWS, inner, generator=draw).to(weight.device, dtype)
     was_training = base.training

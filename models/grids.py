@@ -48,8 +48,8 @@ class Grid:
         """The nearest byte of each weight, within the given cells if there are any; in float."""
         codes = self._position(weight).sub_(CENTRE[8]).mul_(16).round_()
         if cells is None:
-            return codes.clamp(0, 255)
-        return codes.clamp(16 * cells, 16 * cells + 15)
+            return codes.clamp_(0, 255)
+        return codes.clamp_(16 * cells, 16 * cells + 15)
 
     def values(self, codes: Tensor) -> Tensor:
         """Weights of bytes, as read at 8 bits."""

@@ -1,7 +1,7 @@
 """The memory of one training step, predicted from shapes alone, before anything is loaded.
 
 So a coordinator can plan with what a node declares, and a node can say what will not fit. What
-the prediction leaves out: the libraries themselves, and what the allocator does not give back.
+the prediction leaves out: the libraries themselves, and the moment of opening a float32 base.
 """
 
 from dataclasses import dataclass, fields
@@ -12,6 +12,10 @@ from .subnet import FLOAT, Subnet, linear_shapes
 
 FLOAT_BYTES = 4
 UNPACK_BYTES = 1.125  # of a weight's byte row while a layer is read; see `unpacking`
+# In glibc's heap tensors take 1.8 times their size (measured with 2.36, 64 to 1,024 tokens), for a
+# freed block does not serve the next tensor of that size, since tensors are aligned. Beyond 32 MB
+# a tensor is mapped on its own, without loss; and so are the logits.
+HEAP, MAPPED = 1.8, 32 << 20
 LOGITS = 3  # copies at the peak: logits, their log-softmax, and a gradient
 
 
@@ -85,7 +89,7 @@ def predict_memory(
 
 
 def _activations(base: PreTrainedModel, inner: int, batch_size: int, length: int) -> int:
-    """Bytes that wait for backward: per token and layer, and the logits.
+    """Bytes that wait for backward, as the heap holds them: per token and layer, and the logits.
 
     A layer keeps its two residual streams and their norms (hidden each), queries, keys and values
     (keys and values repeated for every head) and the attention's output, and four of the gated
@@ -93,10 +97,11 @@ def _activations(base: PreTrainedModel, inner: int, batch_size: int, length: int
     between the factors A and B, of all modules.
     """
     config = base.config.get_text_config()
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    attention = heads * (getattr(config, "head_dim", None) or hidden // heads)
-    layer = 4 * hidden + 4 * attention + 4 * config.intermediate_size
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    attention = heads * int(getattr(config, "head_dim", None) or hidden // heads)
+    layer = 4 * hidden + 4 * attention + 4 * int(config.intermediate_size)
     tokens = batch_size * length
     mask = batch_size * length * length
-    per_token = config.num_hidden_layers * layer + inner + LOGITS * config.vocab_size
-    return int(FLOAT_BYTES * (tokens * per_token + mask))
+    waiting = tokens * (int(config.num_hidden_layers) * layer + inner) + mask
+    waste = HEAP if FLOAT_BYTES * tokens * hidden < MAPPED else 1.0
+    return int(FLOAT_BYTES * (waste * waiting + tokens * LOGITS * int(config.vocab_size)))

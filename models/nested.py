@@ -120,7 +120,7 @@ class NestedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
         x = input
-        y = cast(Tensor, _Product.apply(x, self, self._bits))  # type: ignore[no-untyped-call]
+        y: Tensor = _Product.apply(x, self, self._bits)  # type: ignore[no-untyped-call]
         if self.side_u is not None:
             inner = x if self.side_v is None else F.linear(x, self.side_v.to(x.dtype))
             y = y + F.linear(inner, self.side_u.to(x.dtype))
@@ -247,8 +247,7 @@ class _Probe(Tensor):
         asked = getattr(func, "__self__", None)  # of a getter: the attribute
         harmless = func.__name__ == "__get__" and asked not in (Tensor.data, Tensor.grad)
         if harmless or func.__name__ in cls.ASKED:
-            given = func, types, args, kwargs or {}
-            return super().__torch_function__(*given)  # type: ignore[no-untyped-call]
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         raise AdapterError(
             "a quantized layer has no weight to read, fold or merge into: what is added would be "
             "rounded away. Keep it beside the codes (`set_side`, `add_offset`), or merge into the "

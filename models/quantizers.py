@@ -167,7 +167,7 @@ def _calibrated(
                 codes, grid = gptq(linear.weight.detach().float(), hessian, group)
                 made[name] = _nested(linear, codes, grid, group, max_bits)
                 made[name].bits = 4
-            return made[name].forward(inputs[0])
+            return cast(Tensor, made[name](inputs[0]))
 
         return arrive
 
@@ -187,9 +187,9 @@ def _calibrated(
 
 def _hessian(inputs: Tensor) -> Tensor:
     """The sum of x x^T over inputs (n, in), in float64; the products are of float32."""
-    total = inputs.new_zeros(inputs.shape[1], inputs.shape[1], dtype=torch.float64)
+    total: Tensor = inputs.new_zeros(inputs.shape[1], inputs.shape[1], dtype=torch.float64)
     for part in inputs.float().split(TOKENS):
-        total += part.T @ part
+        total.add_(part.T @ part)
     return total
 
 

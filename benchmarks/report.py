@@ -163,6 +163,79 @@ def learning(results: Any) -> str:
     return "\n\n".join(parts)
 
 
+def quantized(results: Any) -> str:
+    """Perplexity and size by variant; seconds of a step, relative to float32."""
+    parts = []
+    if "quality" in results:
+        rows = [
+            [name, "unrun", found.removeprefix("unrun: ")]
+            if isinstance(found, str)
+            else [name, f"{found['perplexity']:.4g}", f"{found['mib']:.0f}"]
+            for name, found in results["quality"].items()
+        ]
+        parts.append(table(["variant", "perplexity", "linear layers, MiB as held here"], rows))
+    for kind in ("train", "decode"):
+        found = results.get("speed", {}).get(kind, {})
+        rows = [
+            [name, f"{1000 * one['seconds']:.0f}", f"{one['to_float32']:.2f}"]
+            for name, one in found.items()
+        ]
+        if rows:
+            what = "training step of 256 tokens" if kind == "train" else "decoding one token"
+            parts.append(table([what, "ms", "to float32"], rows))
+    return "\n\n".join(parts)
+
+
+def subnet_memory(results: Any) -> str:
+    """A node's peak memory in a training step, and what was predicted."""
+    rows = [
+        [
+            "float32" if bits == "32" else f"{bits} bits",
+            f"{found['peak_growth'] / 1e6:.0f}",
+            f"{found['predicted']['total'] / 1e6:.0f}",
+            f"{found['predicted_to_measured']:.2f}",
+        ]
+        for bits, found in results.items()
+    ]
+    return table(["base held in", "peak, MB", "predicted, MB", "predicted to measured"], rows)
+
+
+def precision(results: Any) -> str:
+    """Ways to keep residuals on quantized nodes, against the exact model."""
+    parts = []
+    for kind, found in results.items():
+        rows = [
+            [f"{bits} bits", way, f"{one['weight_error']:.2g}", f"{one['kl']:.1e}"]
+            for bits, ways in found["by_width"].items()
+            for way, one in ways.items()
+        ]
+        said = f"**{kind} adapters**, {found['rounds']} rounds; worst receipt "
+        said += f"{found['worst_receipt']:.0e}"
+        if kind == "plain":
+            said += f"; the side path dropped {max(found['side_dropped']):.1e} at most"
+        header = ["node", "residuals", "weight error, of the residual", "KL, nats"]
+        parts.append(f"{said}.\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def subnets(results: Any) -> str:
+    """Held-out loss of once-for-all runs and their rivals, by width."""
+    seeds = results["by_seed"]
+    columns = ("float32", "8 bit", "4 bit", "3 bit")
+    rows = []
+    for name in seeds[0]:
+        values = [[one[name][c] for one in seeds if c in one[name]] for c in columns]
+        rows.append([name, *(_mean_and_spread(several) for several in values)])
+    said = f"{results['rounds']} rounds, {len(seeds)} seed(s); a run alone has a third of them."
+    return f"{said}\n\n{table(['run', *columns], rows)}"
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f"{statistics.mean(values):.3f} ± {statistics.pstdev(values):.3f}"
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "demo": ("The demo", demo),
     "aggregation": ("Aggregation", aggregation),
@@ -172,6 +245,10 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "churn": ("Twenty rounds with nodes that come and go", churn),
     "transport": ("A large head on its way to the nodes", transport),
     "learning": ("Learning on real text", learning),
+    "quantized": ("Quantized bases: quality and speed", quantized),
+    "subnet_memory": ("Memory of a training step, by how the base is held", subnet_memory),
+    "precision": ("Where the residual goes on quantized nodes", precision),
+    "subnets": ("Once-for-all runs and mixed nodes", subnets),
 }
 
 

@@ -44,6 +44,7 @@ def test_every_measurement_on_the_page_is_that_of_a_result_file() -> None:
 SECTIONS = {
     "model": schema.ModelSection,
     "lora": schema.LoraSection,
+    "quantize": schema.QuantizeSection,
     "train": schema.TrainSection,
     "data": schema.DataSection,
     "federation": schema.FederationSection,
@@ -61,7 +62,8 @@ def test_every_key_of_a_recipe_is_documented_with_its_default() -> None:
         assert rows.keys() == section.model_fields.keys()
         for key, field in section.model_fields.items():
             if field.default not in (None, (), PydanticUndefined):
-                assert f"`{field.default}`".lower() == rows[key].lower()
+                shown = list(field.default) if isinstance(field.default, tuple) else field.default
+                assert f"`{shown}`".lower() == rows[key].lower()
 
 
 COMMAND = re.compile(r"^(?:    )?fedlora (\w.*?)(?:\s+#.*)?$", re.MULTILINE)

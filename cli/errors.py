@@ -1,6 +1,7 @@
 """How every command ends: one clear message on stderr and a documented exit code."""
 
 import json
+from types import FrameType
 from typing import Any
 
 import click
@@ -31,6 +32,7 @@ EXIT_CODES = {
 }
 
 _AS_JSON = "fedlora.cli.json"
+_interrupts: list[int] = []
 
 
 class Commands(TyperGroup):
@@ -57,11 +59,19 @@ class Commands(TyperGroup):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
+            if _interrupts:  # a library may turn an interrupt into an error of its own
+                _end(ctx, "KeyboardInterrupt", "interrupted", INTERRUPTED)
             from fedlora.adapters.errors import FedloraError
 
             if not isinstance(error, FedloraError):
                 raise
             _end(ctx, type(error).__name__, str(error), error.exit_code)
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does: a KeyboardInterrupt that is remembered."""
+    _interrupts.append(number)
+    raise KeyboardInterrupt
 
 
 def _end(ctx: click.Context, kind: str, message: str, exit_code: int) -> None:

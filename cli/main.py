@@ -26,7 +26,7 @@ from . import (
     subnet,
     watch,
 )
-from .errors import EXIT_CODES, TERMINATED, Commands
+from .errors import EXIT_CODES, TERMINATED, Commands, interrupted
 
 RUN, USE, KNOW = "Run a federation", "Use the tuned model", "Recipes and machine"
 
@@ -89,6 +89,7 @@ app.add_typer(config.app, name="config", rich_help_panel=KNOW)
 def main() -> None:
     """What the installed script calls."""
     signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGINT, interrupted)
     app()
 
 

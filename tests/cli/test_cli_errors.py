@@ -1,6 +1,9 @@
 import json
+import os
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedlora.adapters.errors import BaseMismatchError
+from fedlora.cli import errors
 from fedlora.cli.errors import Commands
 
 Call = Callable[..., Result]
@@ -164,3 +168,27 @@ def test_a_defect_keeps_its_traceback() -> None:
     done = CliRunner().invoke(raising(ZeroDivisionError("a bug")), ["go"])
     assert done.exit_code == 1
     assert isinstance(done.exception, ZeroDivisionError)
+
+
+def test_ctrl_c_is_told_as_such_where_a_library_makes_another_error_of_it() -> None:
+    app = typer.Typer(cls=Commands)
+
+    @app.callback()
+    def root() -> None:
+        """A command line of one command."""
+
+    @app.command()
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ValueError("no shape") from None
+
+    before = signal.signal(signal.SIGINT, errors.interrupted)
+    try:
+        done = CliRunner().invoke(app, ["work"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+        errors._interrupts.clear()
+    assert (done.exit_code, done.output.strip()) == (130, "interrupted")

@@ -127,6 +127,4 @@ def test_a_state_folder_serves_one_node_at_a_time(place: NodePlace, tmp_path: Pa
         FileLock(place.state / "lock"),
         pytest.raises(RunError, match="in use by another node; give this one a --state-dir"),
     ):
-        engines.join(
-            "127.0.0.1:9", "site", place.data, None, place.state, 1, None, None, lambda event: None
-        )
+        engines.join("127.0.0.1:9", place, None, lambda event: None)

@@ -223,20 +223,33 @@ def test_memory_decides_the_widths(recipe_of: RecipeOf) -> None:
     task, source = recipe.task, recipe.model.source
     with pytest.raises(ModelError, match=r"4 bits for all layers need .* more than the 0\.00 GB"):
         holding(source, task, None, "10kB")
-    rich = holding(source, task, None, "10GB")
-    assert (rich.subnet, rich.widest) == (None, 32)
-    needs = {}
-    for budget in range(400_000, 800_000, 4_000):
+    low, high = 10_000, 10_000_000_000
+    assert holding(source, task, None, f"{high}B").subnet is None
+    while high - low > 1:  # to the byte where 4 bits begin to fit
+        middle = (low + high) // 2
         try:
-            found = holding(source, task, None, f"{budget}B")
+            holding(source, task, None, f"{middle}B")
         except ModelError:
-            assert not needs  # nothing fits, until something does
-            continue
-        needs[budget] = sorted(set(found.subnet.values())) if found.subnet else [32]
-    seen = list(needs.values())
-    assert seen == sorted(seen, key=lambda bits: (max(bits), min(bits)))  # more memory, wider
-    assert [4, 8] in seen
-    assert [32] in seen
+            low = middle
+        else:
+            high = middle
+    seen = []
+    for more in (
+        0,
+        3_000,
+        6_000,
+        30_000,
+        60_000,
+        10_000_000,
+    ):  # its linears weigh 126 kB in float32
+        found = holding(source, task, None, f"{high + more}B")
+        bits = found.subnet.values() if found.subnet else [32]
+        seen.append((max(bits), min(bits)))
+    assert seen[0] == (4, 4)
+    assert (8, 4) in seen
+    assert (8, 8) in seen
+    assert seen[-1] == (32, 32)
+    assert seen == sorted(seen)  # more memory, wider
 
 
 def test_a_mixed_node_keeps_only_what_it_uses(recipe_of: RecipeOf, tmp_path: Path) -> None:

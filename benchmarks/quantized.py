@@ -139,11 +139,18 @@ def perplexity(base: PreTrainedModel, text: Tensor) -> float:
 
 
 def size(base: PreTrainedModel) -> int:
-    """Bytes of our stores; of float layers; what a library holds is stated in its own papers."""
+    """Bytes of the linear layers' weights: codes and scales, whoever keeps them."""
     layers = nested_layers(base).values()
     if layers:
         return sum(layer.store_bytes for layer in layers)
-    return sum(base.get_submodule(name).weight.nbytes for name in linears(base))
+    return sum(held(base.get_submodule(name).weight) for name in linears(base))
+
+
+def held(tensor: Any) -> int:
+    if hasattr(tensor, "__tensor_flatten__"):  # torchao, quanto
+        return sum(held(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    state = getattr(tensor, "quant_state", None)  # bitsandbytes
+    return int(tensor.nbytes + (state.absmax.nbytes if state else 0))
 
 
 def speed() -> dict[str, Any]:

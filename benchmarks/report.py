@@ -191,11 +191,12 @@ def subnet_memory(results: Any) -> str:
     rows = [
         [
             "float32" if bits == "32" else f"{bits} bits",
-            f"{found['peak_growth'] / 1e6:.0f}",
+            f"{found['measured'] / 1e6:.0f}",
             f"{found['predicted']['total'] / 1e6:.0f}",
             f"{found['predicted_to_measured']:.2f}",
         ]
         for bits, found in results.items()
+        if bits.isdecimal()
     ]
     return table(["base held in", "peak, MB", "predicted, MB", "predicted to measured"], rows)
 

@@ -4,13 +4,13 @@
 
 Each precision runs in a fresh process: SmolLM2-135M, rank 8 on all linear layers, one sequence of
 256 tokens, all learned, two steps (the second with the optimizer's moments). What is measured is
-the growth of resident memory over the process before the model, with the peak counted from when
-the model is open: opening needs the float32 weights for a moment. Writes
-results/subnet_memory.json.
+the growth of resident memory over the process before the model, at its peak: opening, from a store
+that was made before, and both steps. Writes results/subnet_memory.json.
 """
 
 import copy
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -26,40 +26,40 @@ from fedlora.models.loading import empty_base, load_base
 from fedlora.models.lora import attach, initial_adapter, write_adapter
 from fedlora.models.losses import loss_sum
 from fedlora.models.memory import predict_memory
-from fedlora.models.quantizers import quantize
+from fedlora.models.quantized_base import open_quantized, quantized_base
 from fedlora.models.source import resolve
 from fedlora.models.subnet import FLOAT, Subnet
 from fedlora.models.threads import set_threads
-from fedlora.recipes.schema import LoraSection, ModelSection
+from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
 WIDTHS = (FLOAT, 8, 4)
 RANK, BATCH, LENGTH, GROUP = 8, 1, 256, 64
 MODEL = ModelSection(source="smollm2-135m")
 
 
-def measured(bits: int) -> dict[str, Any]:
+def measured(bits: int, store: Path) -> dict[str, Any]:
     """Predicted and measured bytes at one precision, in this process."""
     set_threads(None)
-    lora, folder = LoraSection(rank=RANK), resolve(MODEL.source)
+    folder = resolve(MODEL.source)
     empty = empty_base(folder, MODEL)
-    names = [name for name, module in empty.named_modules() if isinstance(module, torch.nn.Linear)]
-    names.remove("lm_head")
-    need = predict_memory(empty, Subnet.uniform(names, bits), RANK, BATCH, LENGTH, GROUP)
+    need = predict_memory(empty, Subnet.uniform(linears(empty), bits), RANK, BATCH, LENGTH, GROUP)
     warm_up(empty)
     before = psutil.Process().memory_info().rss
-    base = load_base(folder, MODEL)
-    if bits != FLOAT:
-        quantize(base, names, "rtn", GROUP, bits)
-    model = attach(base, lora, MODEL)
+    base = load_base(folder, MODEL) if bits == FLOAT else open_quantized(store, folder, MODEL)
+    model = attach(base, LoraSection(rank=RANK), MODEL)
     write_adapter(model, initial_adapter(model, seed=0))
-    ready = psutil.Process().memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     train(model)
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     return {
-        "predicted": vars(need) | {"total": need.total},
-        "model_growth": ready - before,
-        "peak_growth": peak() - before,
+        "predicted": {**vars(need), "total": need.total},
+        "measured": growth,
+        "predicted_to_measured": need.total / growth,
     }
+
+
+def linears(base: PreTrainedModel) -> list[str]:
+    modules = base.named_modules()
+    return [n for n, m in modules if isinstance(m, torch.nn.Linear) and n != "lm_head"]
 
 
 def warm_up(empty: PreTrainedModel) -> None:
@@ -81,24 +81,21 @@ def train(model: torch.nn.Module, steps: int = 2) -> None:
         optimizer.zero_grad()
 
 
-def peak() -> int:
-    """Peak resident bytes of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def main() -> None:
     if len(sys.argv) > 1:
-        print(json.dumps(measured(int(sys.argv[1]))))
+        print(json.dumps(measured(int(sys.argv[1]), Path(sys.argv[2]))))
         return
     header = machine()
-    results = {}
+    results, folder = {}, resolve(MODEL.source)
     for bits in WIDTHS:
-        command = [sys.executable, __file__, str(bits)]
+        section = QuantizeSection(method="rtn", group=GROUP)
+        parts = folder, MODEL, LoraSection(), section, bits
+        store = folder if bits == FLOAT else quantized_base(*parts)
+        command = [sys.executable, __file__, str(bits), str(store)]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        results[str(bits)] = found = json.loads(out.splitlines()[-1])
-        found["predicted_to_measured"] = found["predicted"]["total"] / found["peak_growth"]
-    record("subnet_memory", header, 0, results)
+        results[str(bits)] = json.loads(out.splitlines()[-1])
+    ratio = results["4"]["measured"] / results[str(FLOAT)]["measured"]
+    record("subnet_memory", header, 0, {**results, "ratio_4_to_float32": ratio})
     print(json.dumps(results, indent=1))
 
 

@@ -1,27 +1,22 @@
 """A run from its recipe to its last head, whatever engine carries the messages."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from fedlora.adapters import QuorumError, repeated
-from fedlora.models.evaluation import evaluate
-from fedlora.models.examples import encode
-from fedlora.models.files import read_rows
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.loading import empty_base
 from fedlora.models.lora import attach, initial_adapter, lora_layers, weight_count
 from fedlora.models.source import resolve
-from fedlora.models.tuned import TunedModel, shared
 from fedlora.protos import Hello
 from fedlora.protos.keys import CoordinatorKeys
 from fedlora.recipes.identity import recipe_fingerprint
 from fedlora.recipes.schema import Recipe
-from fedlora.strategies import STRATEGIES, Identity, Participation, pack, unpack
-from fedlora.strategies.heads import HeadStore
+from fedlora.strategies import STRATEGIES, Identity, Participation, pack
 
+from .evaluation import own_evaluation
 from .events import Listener, Notice, RunDone, RunStarted
 from .reporting import Reporter
 from .roster import IntroducedNodes
@@ -30,8 +25,6 @@ from .snapshots import Snapshots
 from .subnets import DrawnSubnets
 
 FAREWELL = 60.0  # seconds for the nodes of a run that is over to come and be told so
-
-Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def coordinate(
@@ -74,6 +67,7 @@ def coordinate(
     empty = attach(empty_base(folder, recipe.model), recipe.lora, recipe.model)
     sizes = {name: weight_count(layer) for name, layer in lora_layers(empty).items()}
     quantize = recipe.quantize
+    subnets = DrawnSubnets(recipe, sizes, roster) if quantize.per_width else None
     strategy = STRATEGIES[recipe.federation.strategy](
         run.heads.directory,
         participation(recipe, min(wait, FAREWELL) if over else wait, poll),
@@ -83,15 +77,21 @@ def coordinate(
         missing="skip" if quantize.per_width else recipe.federation.missing_modules,
         # What is pooled folds into the offsets of quantized weights: there all take residuals.
         side_rank=None if recipe.lora.kind == "pooled" else quantize.side_rank,
-        subnets=DrawnSubnets(recipe, sizes, roster) if quantize.per_width else None,
+        subnets=subnets,
         full_history=False,
     )
     snapshots = Snapshots(run.heads, recipe, 4 * sum(sizes.values()))
-    evaluation = own_evaluation(recipe, run.heads, reporter) if recipe.evaluate.data else None
+    evaluation = own_evaluation(run) if recipe.evaluate.data else None
 
     def committed(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         snapshots.after(round)
-        return evaluation(round, arrays) if evaluation else None
+        if subnets and round:
+            reporter.covered(round, subnets.coverage.metrics())
+        if evaluation is None:
+            return None
+        metrics = evaluation(round)
+        reporter.coordinator_evaluated(round, metrics)
+        return MetricRecord(dict(metrics))
 
     try:
         nodes = strategy.participation.gather(grid, roster)
@@ -133,24 +133,3 @@ def participation(recipe: Recipe, wait: float, poll: float) -> Participation:
         seed=recipe.seed,
         poll=poll,
     )
-
-
-def own_evaluation(recipe: Recipe, heads: HeadStore, reporter: Reporter) -> Evaluation:
-    """The coordinator's evaluation of each head, on the recipe's `evaluate.data`.
-
-    Raises:
-        DataError: if the data can't be used.
-    """
-    tuned: TunedModel = shared(recipe.model.source, recipe.model, recipe.lora)
-    rows = read_rows(Path(str(recipe.evaluate.data)), recipe.data)
-    encoded = encode(rows, tuned.tokenizer, recipe.train.max_length, recipe.model.labels)
-
-    def evaluation(round: int, arrays: ArrayRecord) -> MetricRecord:
-        history = heads.record(round).history
-        tuned.become(unpack(arrays), history, heads.residuals)
-        report = evaluate(tuned.model, encoded.examples, recipe.evaluate.batch_size)
-        metrics = {"eval_loss": report.loss, "eval_accuracy": report.accuracy}
-        reporter.coordinator_evaluated(round, metrics)
-        return MetricRecord(dict(metrics))
-
-    return evaluation

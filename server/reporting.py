@@ -81,6 +81,10 @@ class Reporter(Observer):
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.tell(Notice(f"head of round {round} on the coordinator's text: {numbers}"))
 
+    def covered(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Which subnets were drawn so far, in a once-for-all run."""
+        self._run.add_metrics({"round": round, "subnets": dict(metrics)})
+
 
 def _plain(nodes: Mapping[str, NodeReport]) -> dict[str, dict[str, object]]:
     return {

@@ -10,7 +10,7 @@ from fedlora.models.quantized_base import targets
 from fedlora.models.quantizers import nested_layers
 from fedlora.models.source import resolve
 from fedlora.models.subnet import LinearShape
-from fedlora.models.supernet import QuantizedModel
+from fedlora.models.supernet import quantized
 from fedlora.protos import decode
 from fedlora.strategies.payloads import read_residual_tensors
 from fedlora.strategies.sides import Sides
@@ -50,7 +50,7 @@ class Supernet:
         self._history, self._residuals = record.history, run.heads.residuals
         side = Sides(run.heads, recipe.quantize.side_rank).of(record)
         self._side = read_residual_tensors(decode(side.payload, side.proto.manifest))
-        self.model = QuantizedModel(
+        self.model = quantized(
             recipe.model.source, recipe.model, recipe.lora, recipe.quantize, self.widths[-1]
         )
 

@@ -194,8 +194,14 @@ def test_once_for_all_rounds_are_the_mean_of_those_who_trained_a_width(
 def test_a_subnet_is_searched_and_exported(recipe_of: RecipeOf, tmp_path: Path) -> None:
     widths = quantize(adapters="per-width", widths=[8, 4], side_rank=0)
     recipe = recipe_of(("anchor", "birch"), quantize=widths, federation={"rounds": 1})
-    run = simulate(recipe, tmp_path)
     data, out = recipe.node[0].data, tmp_path / "found"
+    own = recipe.evaluate.model_copy(update={"data": data})
+    run = simulate(recipe.model_copy(update={"evaluate": own}), tmp_path)
+    lines = run.metrics()
+    (last,) = [one["metrics"] for one in lines if one.get("evaluation") == "coordinator"][1:]
+    assert set(last) == {f"eval_{what}_{b}bit" for what in ("loss", "accuracy") for b in (8, 4)}
+    (covered,) = [one["subnets"] for one in lines if "subnets" in one]
+    assert covered["subnet_drawn"] == 2
     command = ["subnet", "search", str(run.path), "--bits", "5", "--data", data]
     found = CliRunner().invoke(app, [*command, "--evaluations", "8", "--out", str(out), "--json"])
     assert found.exit_code == 0, found.output

@@ -33,7 +33,8 @@ def own_evaluation(run: RunDirectory) -> Callable[[int], dict[str, float]]:
 
     def evaluation(round: int) -> dict[str, float]:
         if recipe.quantize.per_width:
-            supernet, found = Supernet(run, round), {}
+            supernet = Supernet(run, round)
+            found: dict[str, float] = {}
             for bits in supernet.widths:
                 model = supernet.at(dict.fromkeys(supernet.modules, bits))
                 found |= measured(model, f"_{bits}bit")

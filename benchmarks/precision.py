@@ -28,9 +28,9 @@ from fedlora.models.files import read_rows
 from fedlora.models.grids import round_to_nearest
 from fedlora.models.loading import load_base, load_tokenizer
 from fedlora.models.nested import NestedLinear
+from fedlora.models.quantized_model import QuantizedModel
 from fedlora.models.quantizers import nested_layers
 from fedlora.models.source import resolve
-from fedlora.models.supernet import QuantizedModel
 from fedlora.models.threads import set_threads
 from fedlora.recipes.loading import load_recipe
 from fedlora.recipes.schema import Recipe

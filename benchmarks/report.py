@@ -153,10 +153,7 @@ def learning(results: Any) -> str:
     for problem, methods in results.items():
         rows = []
         for method, metrics in methods.items():
-            cells = [
-                f"{statistics.mean(values):.4f} ± {statistics.pstdev(values):.4f}"
-                for values in metrics.values()
-            ]
+            cells = [_mean_and_spread(values, 4) for values in metrics.values()]
             rows.append([method, len(next(iter(metrics.values()))), *cells])
         names = list(next(iter(methods.values())))
         parts.append(f"**{problem}**\n\n{table(['method', 'seeds', *names], rows)}")
@@ -231,10 +228,11 @@ def subnets(results: Any) -> str:
     return f"{said}\n\n{table(['run', *columns], rows)}"
 
 
-def _mean_and_spread(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    return f"{statistics.mean(values):.3f} ± {statistics.pstdev(values):.3f}"
+def _mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
+    """One value has no spread: none is made up."""
+    if len(values) < 2:
+        return "".join(f"{value:.{digits}f}" for value in values)
+    return f"{statistics.mean(values):.{digits}f} ± {statistics.pstdev(values):.{digits}f}"
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {

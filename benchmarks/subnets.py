@@ -30,7 +30,7 @@ from fedlora.cli import engines
 from fedlora.models.evaluation import evaluate
 from fedlora.models.examples import Example, encode
 from fedlora.models.files import read_rows
-from fedlora.models.supernet import quantized
+from fedlora.models.quantized_model import quantized
 from fedlora.models.threads import set_threads
 from fedlora.models.tuned import shared
 from fedlora.protos import decode

@@ -15,8 +15,8 @@ from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.holding import Holding, holding
+from fedlora.models.quantized_model import QuantizedModel, quantized
 from fedlora.models.source import resolve
-from fedlora.models.supernet import QuantizedModel, quantized
 from fedlora.models.threads import set_threads
 from fedlora.models.tuned import FoldedWeights, TunedModel, shared, tokenizer_of
 from fedlora.protos import Hello, Introduction

@@ -10,7 +10,7 @@ rounds away. It goes into a float side path beside the product, y = W_q x + U (V
 is constant within groups (pooled adapters), into an offset per group, exactly.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,22 +140,21 @@ class NestedLinear(nn.Linear):
         u, v = (None, None) if residual is None else (residual.u, residual.v)
         self.side_u, self.side_v = self._kept(u), self._kept(v)
 
-    def add_offset(self, offset: Tensor) -> None:
-        """Add to every weight the offset of its group; sums are kept in float32.
+    def set_offset(self, offset: Tensor | None) -> None:
+        """Replace the offsets by a copy, in float32; None takes them away.
 
         Args:
-            offset: (out, groups).
+            offset: (out, groups), added to every weight of its group.
 
         Raises:
             AdapterError: if it has another shape.
         """
-        if offset.shape != self.scale.shape:
+        if offset is not None and offset.shape != self.scale.shape:
             raise AdapterError(
                 f"offsets are {tuple(offset.shape)}, expected (out, groups) = "
                 f"{tuple(self.scale.shape)}"
             )
-        added = cast(Tensor, self._kept(offset))
-        self.offset = added if self.offset is None else self.offset + added
+        self.offset = self._kept(offset)
 
     def truncated(self, max_bits: int) -> "NestedLinear":
         """A layer of its own that stores `max_bits`: 8, or 4 at half the bytes.
@@ -250,7 +249,7 @@ class _Probe(Tensor):
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         raise AdapterError(
             "a quantized layer has no weight to read, fold or merge into: what is added would be "
-            "rounded away. Keep it beside the codes (`set_side`, `add_offset`), or merge into the "
+            "rounded away. Keep it beside the codes (`set_side`, `set_offset`), or merge into the "
             "float32 base"
         )
 

@@ -24,7 +24,7 @@ from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 from .cache import cache_folder, published
 from .fingerprint import fingerprint
 from .loading import empty_base, load_base, weightless
-from .lora import attach, lora_layers
+from .lora import attach, lora_layers, weight_count
 from .nested import BUFFERS, STORED
 from .quantizers import quantize
 from .store import load_store, save_store
@@ -40,7 +40,7 @@ def targets(folder: Path, model: ModelSection, lora: LoraSection) -> dict[str, i
     """The modules that are quantized, those of the adapter, and how many weights each has."""
     empty = attach(empty_base(folder, model), lora.model_copy(update={"kind": "plain"}), model)
     layers = lora_layers(empty)
-    return {name: layer.out_features * layer.in_features for name, layer in layers.items()}
+    return {name: weight_count(layer) for name, layer in layers.items()}
 
 
 def quantized_base(

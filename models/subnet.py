@@ -68,11 +68,6 @@ class Subnet:
         """One width for all modules."""
         return cls(dict.fromkeys(names, bits))
 
-    def mean_width(self, shapes: Shapes) -> float:
-        """Bits per weight, over all weights; without scales and zeros."""
-        bits = sum(width * shapes[name].weights for name, width in self.widths.items())
-        return bits / sum(shapes[name].weights for name in self.widths)
-
     def weight_bytes(self, shapes: Shapes, group: int) -> int:
         """Bytes of the modules' weights as stored: codes, scales and zeros, or float32."""
         return sum(shapes[name].stored_bytes(bits, group) for name, bits in self.widths.items())
@@ -118,11 +113,6 @@ def apply(model: nn.Module, subnet: Subnet) -> None:
             wanted.append((layers[name], bits))
     for layer, bits in wanted:
         layer.bits = bits
-
-
-def current(model: nn.Module) -> Subnet:
-    """The widths at which a model's quantized layers are."""
-    return Subnet({name: layer.bits for name, layer in nested_layers(model).items()})
 
 
 def fit(

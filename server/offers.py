@@ -68,6 +68,8 @@ class Offers:
             FORM_SNAPSHOT: folded or self._workshop.ready(record.round, SNAPSHOT),
             FORM_MERGED: self._workshop.ready(record.round, MERGED),
         }
+        if self._shelf.per_width:  # there is no one model to fold or merge
+            sizes = {FORM_LOG: sizes[FORM_LOG]}
         return [
             Availability(form=form, size=_missing(files or [], {})) for form, files in sizes.items()
         ]

@@ -79,6 +79,11 @@ class Shelf:
                 f"the record of round {which} was altered on the hub's disk; tell its operator"
             ) from None
 
+    @property
+    def per_width(self) -> bool:
+        """Whether the run has an adapter for each width, and so no single model."""
+        return self._run.recipe.quantize.per_width
+
     def head(self, round: int) -> str:
         """The hash of a round's head; raises as `record`."""
         return self._entry(round).head

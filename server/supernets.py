@@ -7,10 +7,10 @@ from peft import PeftModel
 from fedlora.adapters import ModelError
 from fedlora.models.fingerprint import require_fingerprint
 from fedlora.models.quantized_base import targets
+from fedlora.models.quantized_model import quantized
 from fedlora.models.quantizers import nested_layers
 from fedlora.models.source import resolve
 from fedlora.models.subnet import LinearShape
-from fedlora.models.supernet import quantized
 from fedlora.protos import decode
 from fedlora.strategies.payloads import read_residual_tensors
 from fedlora.strategies.sides import Sides

@@ -158,7 +158,9 @@ class FederatedLoRA(Strategy):
             own = evaluate(number, result.arrays)
             if own is not None:
                 result.evaluate_metrics_serverapp[number] = own
-        final = self._evaluation(num_rounds, result.arrays, evaluate_config, grid)
+        config = evaluate_config or ConfigRecord()
+        messages = self.configure_evaluate(num_rounds, result.arrays, config, grid)
+        final = self.aggregate_evaluate(num_rounds, self._replies(grid, messages))
         if final is not None:
             result.evaluate_metrics_clientapp[num_rounds] = final
         return result
@@ -245,12 +247,6 @@ class FederatedLoRA(Strategy):
         metrics = [report.metrics for _, report in sorted(reports.items())]
         means = weighted_means(metrics, [one.get("examples", 1.0) for one in metrics])
         return MetricRecord(dict(means)) if means else None
-
-    def _evaluation(
-        self, number: int, arrays: ArrayRecord, config: ConfigRecord | None, grid: Grid
-    ) -> MetricRecord | None:
-        messages = self.configure_evaluate(number, arrays, config or ConfigRecord(), grid)
-        return self.aggregate_evaluate(number, self._replies(grid, messages))
 
     # -- aggregating ---------------------------------------------------------------------------
 

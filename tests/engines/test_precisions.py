@@ -25,7 +25,7 @@ from fedlora.client.training import train_round
 from fedlora.models.holding import holding
 from fedlora.models.loading import load_base
 from fedlora.models.lora import initial_adapter, lora_layers
-from fedlora.models.supernet import QuantizedModel
+from fedlora.models.quantized_model import QuantizedModel
 from fedlora.models.tuned import TunedModel
 from fedlora.protos import decode
 from fedlora.recipes.schema import Recipe

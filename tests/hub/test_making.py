@@ -8,14 +8,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedlora.adapters import RunError
 from fedlora.cli.processes import free_port
 from fedlora.client.hub import Hub
 from fedlora.client.pulling import pull
-from fedlora.protos.hub_pb2 import FORM_MERGED, PullRequest
+from fedlora.protos.hub_pb2 import FORM_LOG, FORM_MERGED, PullRequest
+from fedlora.recipes.loading import dump
 from fedlora.server.making import MERGED, make, place
 from fedlora.server.rundir import RunDirectory
 
-from .conftest import ROUNDS, HubProcess, hub_process
+from .conftest import ROUNDS, HubProcess, fabricated, hosted, hub_process
 
 
 @pytest.fixture
@@ -39,6 +41,21 @@ def test_a_merged_model_of_a_folder_that_holds_folded_weights_has_them(
     make(thin, ROUNDS, MERGED)
     [made] = place(thin, ROUNDS, MERGED).glob("files/model.safetensors")
     assert made.read_bytes() == whole.read_bytes()
+
+
+def test_a_once_for_all_run_is_offered_as_its_log_alone(tmp_path: Path) -> None:
+    plain = fabricated(tmp_path / "run", [64]).recipe
+    quantize = plain.quantize.model_copy(update={"adapters": "per-width"})
+    (tmp_path / "run" / "recipe.toml").write_text(
+        dump(plain.model_copy(update={"quantize": quantize}))
+    )
+    run = RunDirectory.open(tmp_path / "run")
+    with hosted(run) as address, Hub(address) as hub:
+        assert [one.form for one in hub.describe().forms] == [FORM_LOG]
+        assert pull(hub, tmp_path / "log", form="log").round == 1
+        for form in ("merged", "snapshot"):
+            with pytest.raises(RunError, match="an adapter for each width"):
+                pull(hub, tmp_path / form, form=form)
 
 
 def makers(hub: HubProcess) -> list[psutil.Process]:

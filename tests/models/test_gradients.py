@@ -71,7 +71,7 @@ def test_our_layers_pass_with_side_path_and_offset(tiny_causal: Path, max_bits: 
     base = base_of(tiny_causal)
     quantize(base, block_linears(base), "rtn", 8, max_bits)
     for layer in nested_layers(base).values():
-        layer.add_offset(torch.randn(layer.scale.shape))
+        layer.set_offset(torch.randn(layer.scale.shape))
     check_gradients(attach(base, LoraSection(rank=2), CAUSAL))
 
 

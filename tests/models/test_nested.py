@@ -75,7 +75,7 @@ def quantized(tiny_causal: Path) -> PreTrainedModel:
 def test_every_width_is_the_bin_centre_of_the_prefix(bits: int) -> None:
     own = layer()
     torch.testing.assert_close(own.dense(bits).double(), reference(own, bits), rtol=0, atol=2e-6)
-    own.add_offset(torch.randn(OUT, INNER // GROUP))
+    own.set_offset(torch.randn(OUT, INNER // GROUP))
     torch.testing.assert_close(own.dense(bits).double(), reference(own, bits), rtol=0, atol=3e-6)
 
 
@@ -86,7 +86,7 @@ def test_output_and_gradient_are_those_of_the_dense_weight(bits: int, extras: bo
     own.bits = bits
     x, dense = torch.randn(3, 5, INNER, requires_grad=True), own.dense()
     if extras:
-        own.add_offset(torch.randn(OUT, INNER // GROUP))
+        own.set_offset(torch.randn(OUT, INNER // GROUP))
         own.set_side(Residual(torch.randn(OUT, 3), torch.randn(3, INNER)))
         assert own.side_u is not None
         assert own.side_v is not None
@@ -111,7 +111,7 @@ def test_no_dense_weight_waits_for_backward() -> None:
 
 def test_a_store_of_four_bits_is_half_as_large_and_the_same_model() -> None:
     own = layer(bias=True)
-    own.add_offset(torch.randn(OUT, INNER // GROUP))
+    own.set_offset(torch.randn(OUT, INNER // GROUP))
     own.set_side(Residual(torch.randn(OUT, 2), torch.randn(2, INNER)))
     half = own.truncated(4)
     assert half.codes.nbytes * 2 == own.codes.nbytes
@@ -167,7 +167,7 @@ def test_side_path_and_offset_must_fit() -> None:
     with pytest.raises(AdapterError, match=r"does not fit a layer of \(out, in\) = \(12, 48\)"):
         own.set_side(Residual(torch.ones(INNER, 2), torch.ones(2, OUT)))
     with pytest.raises(AdapterError, match=r"expected \(out, groups\) = \(12, 3\)"):
-        own.add_offset(torch.ones(OUT, INNER))
+        own.set_offset(torch.ones(OUT, INNER))
 
 
 def test_a_side_path_replaces_the_last_one_and_may_be_dense() -> None:
@@ -181,19 +181,23 @@ def test_a_side_path_replaces_the_last_one_and_may_be_dense() -> None:
     assert torch.equal(own(x), bare)
 
 
-def test_offsets_add_up_in_float32() -> None:
-    own, small = layer(), torch.full((OUT, INNER // GROUP), 1e-5)
-    own.add_offset(torch.ones(OUT, INNER // GROUP))
-    own.add_offset(small.half())
+def test_offsets_are_replaced_and_kept_in_float32() -> None:
+    own, x = layer(), torch.randn(3, INNER)
+    bare = own(x)
+    small = torch.full((OUT, INNER // GROUP), 1e-5).half()
+    own.set_offset(torch.ones(OUT, INNER // GROUP))
+    own.set_offset(small)
     assert own.offset is not None
     assert own.offset.dtype == torch.float32
-    assert torch.equal(own.offset, 1 + small.half().float())
+    assert torch.equal(own.offset, small.float())
+    own.set_offset(None)
+    assert torch.equal(own(x), bare)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_casting_the_model_leaves_the_store_alone(dtype: torch.dtype) -> None:
     own = layer()
-    own.add_offset(torch.full((OUT, INNER // GROUP), 1e-4))
+    own.set_offset(torch.full((OUT, INNER // GROUP), 1e-4))
     before = own.dense()
     own.to(dtype)
     assert torch.equal(own.dense(), before)
@@ -212,7 +216,7 @@ def test_autocast_computes_in_bfloat16_and_gives_gradients() -> None:
 
 def test_state_dict_and_copies_round_trip() -> None:
     own = layer(bias=True)
-    own.add_offset(torch.randn(OUT, INNER // GROUP))
+    own.set_offset(torch.randn(OUT, INNER // GROUP))
     own.set_side(Residual(torch.randn(OUT, 2), torch.randn(2, INNER)))
     other = layer(seed=1, bias=True)
     other.load_state_dict(own.state_dict())
@@ -226,7 +230,7 @@ def test_state_dict_and_copies_round_trip() -> None:
 
 def test_a_saved_store_comes_back_byte_for_byte(quantized: PreTrainedModel, tmp_path: Path) -> None:
     first = next(iter(nested_layers(quantized).values()))
-    first.add_offset(torch.randn(first.scale.shape))
+    first.set_offset(torch.randn(first.scale.shape))
     first.set_side(Residual(torch.randn(first.out_features, 2), torch.randn(2, first.in_features)))
     save_store(quantized, tmp_path / "one")
     fresh = copy.deepcopy(quantized)

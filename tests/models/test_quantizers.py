@@ -98,7 +98,7 @@ def test_the_fingerprint_tells_codes_scales_and_names_apart_but_not_offsets(
 ) -> None:
     base = quantized(tiny_causal, "rtn")
     own, before = next(iter(nested_layers(base).values())), store_fingerprint(base)
-    own.add_offset(torch.ones_like(own.scale))
+    own.set_offset(torch.ones_like(own.scale))
     assert store_fingerprint(base) == before
     own.codes[0, 0, 0] += 1
     assert store_fingerprint(base) != before

@@ -13,7 +13,7 @@ from fedlora.models.lora import attach
 from fedlora.models.memory import HEAP, predict_memory
 from fedlora.models.nested import NestedLinear
 from fedlora.models.quantizers import nested_layers, quantize
-from fedlora.models.subnet import FLOAT, Shapes, Subnet, apply, current, fit, linear_shapes
+from fedlora.models.subnet import FLOAT, Shapes, Subnet, apply, fit, linear_shapes
 from fedlora.recipes.schema import LoraSection, ModelSection
 
 CAUSAL = ModelSection(source="tiny")
@@ -50,12 +50,8 @@ def test_float_weighs_four_bytes(base: PreTrainedModel, shapes: Shapes) -> None:
     assert Subnet.uniform(list(shapes), FLOAT).weight_bytes(shapes, GROUP) == held
 
 
-def test_the_mean_width_counts_weights_not_layers(shapes: Shapes) -> None:
-    names = list(shapes)
-    subnet = Subnet({**dict.fromkeys(names, 4), names[0]: 8})
-    share = shapes[names[0]].weights / sum(shape.weights for shape in shapes.values())
-    assert subnet.mean_width(shapes) == pytest.approx(4 + 4 * share)
-    assert Subnet.uniform(names, 3).mean_width(shapes) == 3
+def widths_of(model: nn.Module) -> dict[str, int]:
+    return {name: layer.bits for name, layer in nested_layers(model).items()}
 
 
 def test_apply_sets_every_width_also_below_an_adapter(base: PreTrainedModel) -> None:
@@ -65,13 +61,13 @@ def test_apply_sets_every_width_also_below_an_adapter(base: PreTrainedModel) -> 
     apply(attach(base, LoraSection(rank=2), CAUSAL), Subnet(wanted))
     found = {n: m.bits for n, m in base.named_modules() if isinstance(m, NestedLinear)}
     assert {name.removesuffix(".base_layer"): bits for name, bits in found.items()} == wanted
-    assert current(base).widths == wanted
+    assert widths_of(base) == wanted
 
 
 def test_what_cannot_be_applied_is_refused_and_changes_nothing(base: PreTrainedModel) -> None:
     names = block_linears(base)
     quantize(base, names[:-1], "rtn", GROUP, max_bits=4)
-    before = current(base)
+    before = widths_of(base)
     whole = dict.fromkeys(names[:-1], 3)
     cases = [
         ({**whole, names[0]: 8}, "at 8 bits, but 4 are stored"),
@@ -82,9 +78,9 @@ def test_what_cannot_be_applied_is_refused_and_changes_nothing(base: PreTrainedM
     for widths, message in cases:
         with pytest.raises(ModelError, match=message):
             apply(base, Subnet(widths))
-        assert current(base) == before
+        assert widths_of(base) == before
     apply(base, Subnet({**whole, names[-1]: 32}))
-    assert set(current(base).widths.values()) == {3}
+    assert set(widths_of(base).values()) == {3}
 
 
 def test_an_unknown_width_is_refused() -> None:

@@ -20,7 +20,9 @@ from .gradients import check_gradients
 from .lora import attach, lora_layers, read_adapter, update_shape, write_adapter
 from .nested import NestedLinear
 from .quantized_base import open_quantized, quantized_base
+from .quantizers import store_fingerprint
 from .source import resolve
+from .subnet import Subnet, apply
 from .tuned import tokenizer_of
 
 FoundResiduals = Callable[[str], Mapping[str, Residual]]
@@ -63,13 +65,13 @@ class QuantizedModel:
         """
         folder = resolve(source)
         made = quantized_base(folder, model, lora, quantize, bits, calibration)
-        self._name = made.name  # says base, method, group and bits
         self._lora, self._per_width = lora, quantize.per_width
         self._open = partial(open_quantized, made, folder, model)
         self._attach = partial(attach, lora=lora, model=model)
         self._lean = lean
         self.model: PeftModel = self._attach(self._open())
         check_gradients(self.model)
+        self._store = store_fingerprint(self.model)
         self.tokenizer = tokenizer_of(source)
         self.fold_error = 0.0
         self._layers = lora_layers(self.model)
@@ -81,7 +83,7 @@ class QuantizedModel:
     @property
     def folded(self) -> str:
         """SHA-256 of the frozen weights and what stands beside them: equal on equal nodes."""
-        return hashlib.sha256(f"{self._name}/{self._below}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._store}/{self._below}".encode()).hexdigest()
 
     def become(
         self,
@@ -101,22 +103,20 @@ class QuantizedModel:
             side: the side path, for plain ones.
 
         Raises:
-            AdapterError: if the head or the subnet doesn't fit the model.
+            AdapterError: if the head doesn't fit the model.
+            ModelError: if the subnet doesn't.
         """
-        if set(subnet) != set(self._layers):
-            odd = sorted(set(subnet) ^ set(self._layers))
-            raise AdapterError(f"the subnet doesn't fit the model: it differs in module {odd[0]}")
+        self._hold(subnet)
+        apply(self.model, Subnet(subnet))
         self._names = names_at(subnet) if self._per_width else {name: name for name in subnet}
         if missing := sorted(set(self._names.values()) - set(adapter.factors)):
             raise AdapterError(f"the head has no adapter for {missing[0]}")
         if self._lora.pooling > 1:
             self._add_up(history, residual_of)
-        self._store(subnet)
         for module, name in self._names.items():
             layer = self._base_layer(module)
-            layer.bits = subnet[module]
             if self._lora.pooling > 1:
-                layer.offset = self._offsets.get(name)
+                layer.set_offset(self._offsets.get(name))
             else:
                 layer.set_side(self._fitting(module, side.get(name)))
         write_adapter(self.model, taken(adapter, self._names))
@@ -126,13 +126,14 @@ class QuantizedModel:
         """The adapter as trained, under the names that the head gave it."""
         return returned(read_adapter(self.model), self._names)
 
-    def _store(self, subnet: Mapping[str, int]) -> None:
+    def _hold(self, subnet: Mapping[str, int]) -> None:
         """Have what the subnet needs of each weight, and no more where memory is short."""
-        if any(bits > self._base_layer(name).max_bits for name, bits in subnet.items()):
+        wanted = {name: subnet[name] for name in self._layers if name in subnet}
+        if any(bits > self._base_layer(name).max_bits for name, bits in wanted.items()):
             self.model = self._attach(self._open())
             self._layers = lora_layers(self.model)
         if self._lean:
-            for name, bits in subnet.items():
+            for name, bits in wanted.items():
                 if bits <= 4 < self._base_layer(name).max_bits:
                     self._layers[name].base_layer = self._base_layer(name).truncated(4)
 

@@ -213,13 +213,16 @@ def main() -> None:
         parser.error(f"{options.data} is no folder; name the one with the data sets by --data")
     set_threads(None)
     header = machine()
-    path = RESULTS / "learning.json"
-    results = json.loads(path.read_text())["results"] if path.exists() else {}
     for name in options.problem or PROBLEMS:
         for found in measure(PROBLEMS[name], options.data, options.seeds):
-            results[name] = found
-            record("learning", header, 0, results)
-        print(table(name, results[name]))
+            record("learning", header, 0, {**recorded(), name: found})
+        print(table(name, recorded()[name]))
+
+
+def recorded() -> dict[str, Any]:
+    """The results by problem; read anew each time, since two problems may run side by side."""
+    path = RESULTS / "learning.json"
+    return dict(json.loads(path.read_text())["results"]) if path.exists() else {}
 
 
 if __name__ == "__main__":

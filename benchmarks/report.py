@@ -93,8 +93,7 @@ def warm(results: Any) -> str:
     return (
         table(header, rows)
         + f"\n\nCold to warm: {results['cold_to_warm']:.1f}; of that, the worker alone "
-        f"{results['cold_to_worker_alone']:.1f}. Where the loads before the runs differ "
-        "much, so did what else ran beside them, and the ratio is not to be quoted."
+        f"{results['cold_to_worker_alone']:.1f}."
     )
 
 
@@ -228,6 +227,37 @@ def subnets(results: Any) -> str:
     return f"{said}\n\n{table(['run', *columns], rows)}"
 
 
+def distillation(results: Any) -> str:
+    """Held-out loss of a student by how it was trained; size and speed beside the teacher's."""
+    seeds = results["losses"]
+    rows = [[way, _mean_and_spread([one[way] for one in seeds], 4)] for way in seeds[0]]
+    use = results["use"]
+    sizes = [
+        [
+            name,
+            f"{use['parameters'][name] / 1e6:.1f}",
+            f"{use['weights_mb'][name]:.0f}",
+            f"{use['tokens_per_second'][name]:.1f}",
+        ]
+        for name in ("teacher", "student")
+    ]
+    said = f"{results['steps']} steps, {len(seeds)} seed(s); the student is {results['shape']}."
+    faster = f"The student writes {use['student_to_teacher_speed']:.2f} times as fast."
+    beside = table(["model", "million parameters", "weights, MB", "tokens/s"], sizes)
+    return "\n\n".join([said, table(["model", "held-out loss"], rows), beside, faster])
+
+
+def distillation_memory(results: Any) -> str:
+    """Peaks of a step, and their ratios."""
+    rows = [
+        [kind, f"{one['peak_mb']:.0f}", f"{one['step_mb']:.0f}"]
+        for kind, one in results["kinds"].items()
+    ]
+    ratios = [[name, f"{value:.2f}"] for name, value in results["ratios"].items()]
+    kinds = table(["kind", "peak, MB", "of that the step, MB"], rows)
+    return f"{kinds}\n\n{table(['ratio', ''], ratios)}"
+
+
 def _mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
     """One value has no spread: none is made up."""
     if len(values) < 2:
@@ -248,6 +278,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "subnet_memory": ("Memory of a training step, by how the base is held", subnet_memory),
     "precision": ("Where the residual goes on quantized nodes", precision),
     "subnets": ("Once-for-all runs and mixed nodes", subnets),
+    "distillation": ("A student cut out of its teacher", distillation),
+    "distillation_memory": ("Memory of a distillation step", distillation_memory),
 }
 
 

@@ -47,13 +47,13 @@ def export(
     Both give the head's logits: the adapter carries every residual exactly.
     """
     from fedlora.adapters.errors import RunError
-    from fedlora.models.export import export_adapter, export_merged
+    from fedlora.models.export import export_adapter
     from fedlora.models.fingerprint import require_fingerprint
     from fedlora.models.source import resolve
     from fedlora.server.rundir import RunDirectory
-    from fedlora.server.snapshots import opened as opened_snapshot
 
     from .folders import fresh
+    from .tuned import write_merged
 
     opened = RunDirectory.open(run)
     if opened.recipe.quantize.per_width:
@@ -65,19 +65,17 @@ def export(
         raise RunError(f"{run} has one adapter for all widths; leave out --bits and --subnet")
     head = opened.head(round)
     folder = fresh(destination)
-    recipe = opened.recipe
-    base = require_fingerprint(resolve(recipe.model.source), head.base)
-    parts = base, recipe.model, head.adapter, head.residuals, recipe.lora, folder
-    folded = opened_snapshot(head.snapshot) if head.snapshot else None
     if form == "merged":
-        export_merged(*parts, folded)
-    elif folded:
+        write_merged(opened, round, folder)
+    elif head.snapshot:
         raise RunError(
-            f"{run} holds folded weights in place of the first {folded.covers} residual(s), which "
-            "an adapter would be made of: pull it with --form log, or export it merged"
+            f"{run} holds folded weights in place of the first {head.snapshot.covers} residual(s), "
+            "which an adapter would be made of: pull it with --form log, or export it merged"
         )
     else:
-        export_adapter(*parts)
+        recipe = opened.recipe
+        base = require_fingerprint(resolve(recipe.model.source), head.base)
+        export_adapter(base, recipe.model, head.adapter, head.residuals, recipe.lora, folder)
     _say(form, head.round, folder, as_json)
 
 

@@ -37,15 +37,23 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling, where temperature > 0.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Answer prompts with the head of a run."""
+    """Answer prompts with the head of a run, or with the model in a folder."""
     from fedlora.client import inference
     from fedlora.models.cache import cache_folder
+    from fedlora.recipes.schema import DataSection
     from fedlora.server.rundir import RunDirectory
 
-    from .tuned import base, tuned
+    from .tuned import base, tuned, whole
 
-    opened = RunDirectory.open(run)
-    recipe = opened.recipe
+    if (run / "config.json").is_file():
+        if compare or round is not None:
+            raise typer.BadParameter(
+                "is for a run; this is a model", param_hint="--compare/--round"
+            )
+        opened, data_format = None, DataSection().format
+    else:
+        opened = RunDirectory.open(run)
+        data_format = opened.recipe.data.format
 
     def answer(
         model: "PreTrainedModel | PeftModel", tokenizer: "PreTrainedTokenizerBase"
@@ -58,13 +66,13 @@ def generate(
             max_new_tokens,
             temperature,
             seed,
-            recipe.data.format,
+            data_format,
             memory=cache_folder("drafts"),
             strict=strict,
         )
 
-    answers = {"base": answer(*base(recipe))} if compare else {}
-    answers["tuned"] = answer(*tuned(opened, round))
+    answers = {"base": answer(*base(opened.recipe))} if opened and compare else {}
+    answers["tuned"] = answer(*(tuned(opened, round) if opened else whole(run)))
     for index, prompt in enumerate(prompts):
         given = {name: replies[index] for name, replies in answers.items()}
         if as_json:

@@ -13,6 +13,7 @@ from . import (
     client_keys,
     config,
     coordinator,
+    distill,
     doctor,
     export,
     generate,
@@ -80,6 +81,7 @@ for _module, _panel in (
 app.add_typer(ledger.app, name="ledger", rich_help_panel=RUN)
 keys.app.command("client", epilog=client_keys.EXAMPLE)(client_keys.client)
 app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
+app.add_typer(distill.app, name="distill", rich_help_panel=USE)
 app.add_typer(subnet.app, name="subnet", rich_help_panel=USE)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)
 app.add_typer(bench.app, name="bench", rich_help_panel=KNOW)

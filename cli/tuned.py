@@ -6,6 +6,8 @@ from fedlora.adapters.errors import ModelError
 from fedlora.recipes.schema import Recipe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,6 +29,20 @@ def base(recipe: Recipe) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     return load_base(folder, recipe.model), load_tokenizer(folder)
 
 
+def whole(folder: "Path") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """The model in a folder, such as a distilled student.
+
+    Raises:
+        ModelError: if it holds none that writes text.
+    """
+    from fedlora.models.loading import load_base, load_tokenizer
+    from fedlora.models.source import resolve
+    from fedlora.recipes.schema import ModelSection
+
+    found = resolve(str(folder))
+    return load_base(found, ModelSection(source=str(found))), load_tokenizer(found)
+
+
 def tuned(
     run: "RunDirectory", round: int | None = None
 ) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
@@ -42,11 +58,7 @@ def tuned(
     from fedlora.models.source import resolve
     from fedlora.server.snapshots import opened
 
-    if run.recipe.quantize.per_width:
-        raise ModelError(
-            f"{run.path} has an adapter for each width, and so no single model: "
-            "`fedlora export --bits` or --subnet writes one of its models"
-        )
+    _require_one_model(run)
     head = run.head(round)
     require_fingerprint(resolve(run.recipe.model.source), head.base)
     model, tokenizer = base(run.recipe)
@@ -57,3 +69,32 @@ def tuned(
         fold_residuals(adapted, residuals)
     write_adapter(adapted, head.adapter)
     return adapted.eval(), tokenizer
+
+
+def write_merged(run: "RunDirectory", round: int | None, destination: "Path") -> None:
+    """Write the model of a head as a whole folder for transformers.
+
+    Raises:
+        RunError: if the run has no head of that round, or `destination` is taken.
+        BaseMismatchError: if the model is another one than the run's.
+        ModelError: if the run has no single model.
+    """
+    from fedlora.models.export import export_merged
+    from fedlora.models.fingerprint import require_fingerprint
+    from fedlora.models.source import resolve
+    from fedlora.server.snapshots import opened
+
+    _require_one_model(run)
+    head, recipe = run.head(round), run.recipe
+    base = require_fingerprint(resolve(recipe.model.source), head.base)
+    folded = opened(head.snapshot) if head.snapshot else None
+    parts = base, recipe.model, head.adapter, head.residuals, recipe.lora, destination
+    export_merged(*parts, folded)
+
+
+def _require_one_model(run: "RunDirectory") -> None:
+    if run.recipe.quantize.per_width:
+        raise ModelError(
+            f"{run.path} has an adapter for each width, and so no single model: "
+            "`fedlora export --bits` or --subnet writes one of its models"
+        )

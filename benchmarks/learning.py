@@ -7,7 +7,8 @@ separately), every node alone, and one model on all the data (same steps, batche
 nodes' together). Two problems: CLINC150 intents cut by domain over five nodes, on a MiniLM encoder,
 where each node sees 30 of 150 classes; and E2E restaurant descriptions cut by restaurant over three
 nodes, on SmolLM2-135M. Every model is measured on the same sample of the common test set. Writes
-results/learning.json after each seed, and prints it as a table.
+results/learning.json after each seed, and prints it as a table. Seeds that are recorded there are
+not run again: delete the file to begin anew.
 """
 
 import argparse
@@ -169,13 +170,15 @@ def _write(path: Path, rows: Sequence[Row]) -> str:
     return str(path)
 
 
-def measure(problem_of: Any, data: Path, seeds: int) -> Iterator[dict[str, dict[str, list[float]]]]:
+def measure(
+    problem_of: Any, data: Path, seeds: int, found: dict[str, dict[str, list[float]]]
+) -> Iterator[dict[str, dict[str, list[float]]]]:
     """Metrics by method, one value a seed; a method of several runs counts with their mean.
 
-    Yields what is known after each seed.
+    Goes on from what was found before, and yields what is known after each seed.
     """
-    found: dict[str, dict[str, list[float]]] = {}
-    for seed in range(seeds):
+    before = [values for metrics in found.values() for values in metrics.values()]
+    for seed in range(min(map(len, before), default=0), seeds):
         problem = problem_of(data, seed)
         scores: dict[str, list[dict[str, float]]] = {}
         for method, nodes, recipe in runs(problem, seed):
@@ -214,7 +217,7 @@ def main() -> None:
     set_threads(None)
     header = machine()
     for name in options.problem or PROBLEMS:
-        for found in measure(PROBLEMS[name], options.data, options.seeds):
+        for found in measure(PROBLEMS[name], options.data, options.seeds, recorded().get(name, {})):
             record("learning", header, 0, {**recorded(), name: found})
         print(table(name, recorded()[name]))
 

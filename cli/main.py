@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from . import (
+    advise,
     bench,
     client_keys,
     config,
@@ -81,6 +82,7 @@ for _module, _panel in (
 app.add_typer(ledger.app, name="ledger", rich_help_panel=RUN)
 keys.app.command("client", epilog=client_keys.EXAMPLE)(client_keys.client)
 app.add_typer(keys.app, name="keys", rich_help_panel=RUN)
+distill.app.command("advise", epilog=advise.EXAMPLE)(advise.advise)
 app.add_typer(distill.app, name="distill", rich_help_panel=USE)
 app.add_typer(subnet.app, name="subnet", rich_help_panel=USE)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=KNOW)

@@ -15,6 +15,7 @@ from fedlora.models.examples import encode
 from fedlora.models.files import read_rows
 from fedlora.models.loading import load_tokenizer
 from fedlora.models.quiet import quiet
+from fedlora.models.rows import Row
 
 from ..data import split
 from .checkpoints import METRICS, Checkpoints
@@ -46,8 +47,11 @@ def distil_to(
     """
     told = told or Told()
     order.check(teachers)
+    rows = read_rows(order.data, order.section)
+    if len(rows) < 2:
+        raise _too_few(order, len(rows))
     with workplace(destination, order.facts(teachers)) as work:
-        lesson, tokens, texts = _prepared(order, teachers, work, told)
+        lesson, tokens, texts = _prepared(order, teachers, rows, work, told)
         told.notice(
             f"{len(texts.train)} examples to learn from, {len(texts.heldout)} held out; held-out "
             f"loss of the teacher {lesson.teacher_loss:.4f}, of the student before training "
@@ -77,28 +81,31 @@ def distil_to(
 
 
 def _prepared(
-    order: Order, teachers: Sequence[Source], work: Path, told: Told
+    order: Order, teachers: Sequence[Source], rows: Sequence[Row], work: Path, told: Told
 ) -> tuple[Lesson, PreTrainedTokenizerBase, Texts]:
     """What is needed to begin, or to go on."""
     if order.student == PERSONAL:
         [source] = teachers
         assert source.adapted is not None
         model, tokens = source.adapted()
-        texts = _texts(order, tokens)
+        texts = _texts(order, rows, tokens)
         return personal(order, model, texts), tokens, texts
     folders = [one.folder(work / f"model-{i}") for i, one in enumerate(teachers, start=1)]
     tokens = load_tokenizer(folders[0])
-    texts = _texts(order, tokens)
+    texts = _texts(order, rows, tokens)
     return whole(order, folders, texts, work, told), tokens, texts
 
 
-def _texts(order: Order, tokens: PreTrainedTokenizerBase) -> Texts:
-    rows = read_rows(order.data, order.section)
+def _texts(order: Order, rows: Sequence[Row], tokens: PreTrainedTokenizerBase) -> Texts:
     examples = encode(rows, tokens, order.plan.train.max_length).examples
     train, heldout = split(examples, order.section.heldout, order.plan.seed, ORDER)
     if not train or not heldout:
-        raise DataError(
-            f"{order.data}: {len(examples)} example(s), {len(heldout)} of them held out: too few "
-            "to learn from some and judge by others; add examples, or hold out another share"
-        )
+        raise _too_few(order, len(examples))
     return Texts(train, heldout)
+
+
+def _too_few(order: Order, examples: int) -> DataError:
+    return DataError(
+        f"{order.data}: {examples} example(s) are too few to learn from some and judge by others; "
+        "add examples, or hold out another share"
+    )

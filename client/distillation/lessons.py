@@ -1,6 +1,7 @@
 """Student and teachers, brought together: opened, compared, and ready to begin."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 
 from fedlora.adapters import ModelError
 from fedlora.models.evaluation import evaluate
@@ -84,7 +86,7 @@ def personal(order: Order, model: PeftModel, texts: Texts) -> Lesson:
     return Lesson(
         student=model,
         teachers=[AdapterTeacher(model)],
-        teacher_parameters=count(model.get_base_model()),
+        teacher_parameters=sum(p.numel() for n, p in model.named_parameters() if "lora_" not in n),
         teacher_loss=loss,
         student_loss=evaluate(model, texts.heldout, batch_size).loss,
         finished=lambda: merge_student(model),
@@ -174,9 +176,10 @@ def _opened(order: Order, folder: Path) -> Any:
     section = _section(folder)
     if order.precision == "fp32":
         return load_base(folder, section, _device())
-    store = quantized_base(
-        folder, section, LoraSection(), QuantizeSection(), WIDTHS[order.precision]
-    )
+    linear = [m for m in empty_base(folder, section).modules() if isinstance(m, nn.Linear)]
+    group = math.gcd(QuantizeSection().group, *(module.in_features for module in linear))
+    quantize = QuantizeSection(group=group)
+    store = quantized_base(folder, section, LoraSection(), quantize, WIDTHS[order.precision])
     return open_quantized(store, folder, section).to(_device())
 
 

@@ -11,14 +11,14 @@ from filelock import FileLock, Timeout
 from fedlora.adapters import RunError
 from fedlora.models.cache import published
 
-PLAN = "plan.json"
+PLAN, LOCK = "plan.json", ".lock"
 
 
 @contextmanager
 def workplace(destination: Path, facts: Mapping[str, str]) -> Iterator[Path]:
     """`DESTINATION.partial`, made, or taken up again if it was begun with the same facts.
 
-    It is deleted once `destination` is there.
+    It is deleted once `destination` is there, or if an error comes before anything is.
 
     Raises:
         RunError: if `destination` is taken, someone else works there, or the facts differ.
@@ -28,11 +28,14 @@ def workplace(destination: Path, facts: Mapping[str, str]) -> Iterator[Path]:
     work = destination.with_name(f"{destination.name}.partial")
     try:
         work.mkdir(parents=True, exist_ok=True)
-        with FileLock(work / ".lock", timeout=0):
+        with FileLock(work / LOCK, timeout=0):
             _same(work, facts)
-            yield work
-            if destination.exists() and any(destination.iterdir()):
-                shutil.rmtree(work)
+            try:
+                yield work
+            finally:
+                done = destination.exists() and any(destination.iterdir())
+                if done or {one.name for one in work.iterdir()} <= {PLAN, LOCK}:
+                    shutil.rmtree(work)
     except Timeout:
         raise RunError(
             f"another process distils into {work}; let it end, or name another folder"

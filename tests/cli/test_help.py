@@ -22,6 +22,8 @@ COMMANDS = [
     ["keys", "client"],
     ["generate"],
     ["export"],
+    ["distill"],
+    ["distill", "advise"],
     ["subnet"],
     ["subnet", "search"],
     ["doctor"],

@@ -17,6 +17,8 @@ def parse(arguments: Sequence[str]) -> None:
     command: click.Command = typer.main.get_command(app)
     rest = list(arguments)
     while isinstance(command, click.Group):
+        if command.invoke_without_command and rest[:1] and rest[0].startswith("-"):
+            break
         name = rest.pop(0)
         assert name in command.commands, f"{name} is no command of {command.name}"
         command = command.commands[name]

@@ -254,7 +254,7 @@ def distillation_memory(results: Any) -> str:
         for kind, one in results["kinds"].items()
     ]
     ratios = [[name, f"{value:.2f}"] for name, value in results["ratios"].items()]
-    kinds = table(["kind", "peak, MB", "of that the step, MB"], rows)
+    kinds = table(["kind", "peak, MB", "of that the steps, MB"], rows)
     return f"{kinds}\n\n{table(['ratio', ''], ratios)}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -175,8 +176,12 @@ def sources(run: Path | None, round: int | None, models: list[str]) -> "list[Sou
         found.append(Source(f"head {record.hash}", written, lambda: tuned(opened, round)))
     for model in models:
         folder = resolve(model)
-        found.append(Source(f"base {fingerprint(folder)}", lambda place, folder=folder: folder))
+        found.append(Source(f"base {fingerprint(folder)}", partial(_there, folder)))
     return found
+
+
+def _there(folder: Path, place: Path) -> Path:
+    return folder
 
 
 def _say(summary: "Summary", out: Path, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from fedlora.models.source import resolve
 from fedlora.recipes.schema import LoraSection, ModelSection, QuantizeSection
 
 from .order import PRUNED, Order, Told
-from .personal import add_student, merge_student
+from .personal import add_student, lora_config, merge_student
 from .pruning import importance, prune
 from .room import need, require_room
 from .shapes import shape_for
@@ -78,7 +78,7 @@ def personal(order: Order, model: PeftModel, texts: Texts) -> Lesson:
             "--student pruned, or a run with plain adapters"
         )
     model.to(_device())
-    rank = order.rank or int(model.peft_config[NAME].r)
+    rank = order.rank or lora_config(model).r
     add_student(model, rank, order.dropout, order.plan.seed)
     batch_size = order.plan.train.batch_size
     with teaching(model):
@@ -180,7 +180,8 @@ def _opened(order: Order, folder: Path) -> Any:
     group = math.gcd(QuantizeSection().group, *(module.in_features for module in linear))
     quantize = QuantizeSection(group=group)
     store = quantized_base(folder, section, LoraSection(), quantize, WIDTHS[order.precision])
-    return open_quantized(store, folder, section).to(_device())
+    opened: nn.Module = open_quantized(store, folder, section)
+    return opened.to(_device())
 
 
 def _device() -> torch.device:

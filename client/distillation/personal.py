@@ -7,7 +7,7 @@ text while the head's adapter holds it to what the federation knows.
 import copy
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 
 from fedlora.adapters import Residual
 from fedlora.models.batches import derived_seed
@@ -29,9 +29,10 @@ def add_student(model: PeftModel, rank: int, dropout: float, seed: int) -> None:
         dropout: before its factors.
         seed: of the draws.
     """
-    config = copy.deepcopy(model.peft_config[NAME])
+    config = copy.deepcopy(lora_config(model))
     config.r, config.lora_dropout, config.inference_mode = rank, dropout, False
-    config.lora_alpha = rank * _scale(model) if not config.use_rslora else rank**0.5 * _scale(model)
+    divisor = rank**0.5 if config.use_rslora else rank
+    config.lora_alpha = divisor * _scale(model)  # type: ignore[assignment]  # a float will do
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_seed(seed, STUDENT))
         model.add_adapter(STUDENT, config)
@@ -56,6 +57,13 @@ def merge_student(model: PeftModel) -> torch.nn.Module:
     model.set_adapter(STUDENT)
     merged: torch.nn.Module = model.merge_and_unload(adapter_names=[STUDENT])
     return merged
+
+
+def lora_config(model: PeftModel) -> LoraConfig:
+    """How the head's adapter is made."""
+    config = model.peft_config[NAME]
+    assert isinstance(config, LoraConfig)
+    return config
 
 
 def _scale(model: PeftModel) -> float:

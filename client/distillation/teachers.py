@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from peft import PeftModel
+from peft import LoraModel, PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
@@ -86,7 +86,7 @@ def teaching(model: PeftModel) -> Iterator[None]:
     """Evaluation mode with the teacher's adapter; afterwards all is as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
-    model.base_model.set_adapter(NAME, inference_mode=True)
+    _tuner(model).set_adapter(NAME, inference_mode=True)
     try:
         yield
     finally:
@@ -97,6 +97,11 @@ def teaching(model: PeftModel) -> Iterator[None]:
 
 def train_only_student(model: PeftModel) -> None:
     """Make the student's adapter the active one, and its factors all that trains."""
-    model.base_model.set_adapter(STUDENT)
+    _tuner(model).set_adapter(STUDENT)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(f".{STUDENT}." in name)
+
+
+def _tuner(model: PeftModel) -> LoraModel:
+    assert isinstance(model.base_model, LoraModel)
+    return model.base_model

@@ -1,6 +1,6 @@
 """Does a larger teacher make a better student? The law of capacity gap, at a small scale.
 
-    python benchmarks/capacity_gap.py [--data ../shared/data] [--seeds 3] [--steps 300]
+    python benchmarks/capacity_gap.py [--data ../shared/data] [--seeds 3] [--steps 250]
 
 One size of student, five sizes of teacher, all of them tiny Llamas trained here on Dolly's text
 with a vocabulary of their own. Each teacher is trained once, then distils its students with
@@ -233,8 +233,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300, help="of a student")
-    parser.add_argument("--teacher-steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=250, help="of a student")
+    parser.add_argument("--teacher-steps", type=int, default=400)
     options = parser.parse_args()
     if not options.data.is_dir():
         parser.error(f"{options.data} is no folder; name the one with the data sets by --data")

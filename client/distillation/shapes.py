@@ -61,6 +61,9 @@ def student_config(
         config: the teacher's.
         shape: the student's.
         layers: of the teacher, that the student keeps.
+
+    Raises:
+        ModelError: if transformers does not take it, e.g. a hidden width for this many heads.
     """
     content = config.to_dict()
     queries = config.num_attention_heads // config.num_key_value_heads
@@ -77,7 +80,10 @@ def student_config(
     for name in PER_LAYER:
         if content.get(name):
             changes[name] = [content[name][layer] for layer in layers]
-    student: PretrainedConfig = type(config).from_dict({**content, **changes})
+    try:
+        student: PretrainedConfig = type(config).from_dict({**content, **changes})
+    except Exception as error:  # transformers raises any type for what it finds wrong
+        raise ModelError(f"a student of {shape} is not a valid model: {error}") from error
     return student
 
 
@@ -126,7 +132,7 @@ def _empty(config: PretrainedConfig) -> PreTrainedModel:
     try:
         with quiet(), torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(deepcopy(config))
-    except Exception as error:  # transformers raises any type for an architecture
+    except Exception as error:  # as above
         raise ModelError(
             f"no language model can be built of this configuration: {error}"
         ) from error

@@ -206,3 +206,9 @@ def test_refusals(teacher: PreTrainedModel) -> None:
     for shape in (StudentShape(5, 48, 3, 64), StudentShape(4, 48, 0, 64)):
         with pytest.raises(ModelError, match="expected 1 to"):
             prune(teacher, scores(), shape)
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
+    teacher = random_model(LlamaConfig(**SIZES))
+    with pytest.raises(ModelError, match=r"(?s)hidden width 40.*not a valid model.*not a multiple"):
+        prune(teacher, scores(), StudentShape(4, 40, 3, 64))

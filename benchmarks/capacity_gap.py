@@ -1,17 +1,18 @@
 """Does a larger teacher make a better student? The law of capacity gap, at a small scale.
 
-    python benchmarks/capacity_gap.py [--data ../shared/data] [--seeds 3] [--steps 250]
+    python benchmarks/capacity_gap.py [--data ../shared/data] [--seeds 3] [--steps 200]
 
-One size of student, five sizes of teacher, all of them tiny Llamas trained here on Dolly's text
-with a vocabulary of their own. Each teacher is trained once, then distils its students with
-0.5 CE + 0.5 KL, one a seed, all for the same steps on the same order of text; beside them students
-that learn from labels alone. The curve of the student's held-out loss over the teacher's size is
-fitted by the advisor's own `vertex`, or said not to have one. Writes results/capacity_gap.json
-after each seed, and prints it as a table. Ten minutes on one core.
+One size of student, five sizes of teacher, all of them tiny Llamas trained here on E2E's tables
+and sentences with a vocabulary of their own, and judged on its test set. Each teacher is trained
+once, then distils its students with 0.5 CE + 0.5 KL, one a seed, all for the same steps on the same
+order of text; beside them students that learn from labels alone. The curve of the student's
+held-out loss over the teacher's size is fitted by the advisor's own `vertex`, or said not to have
+one. Writes results/capacity_gap.json after each seed, and prints it as a table. Ten minutes on one
+core.
 """
 
 import argparse
-import json
+import csv
 import math
 import statistics
 import time
@@ -31,8 +32,8 @@ from fedlora.client.distillation.capacity import NotIdentified, Point, law_teach
 from fedlora.models.batches import SampleStream, derived_seed
 from fedlora.models.threads import set_threads
 
-VOCABULARY, LENGTH, BATCH = 2048, 64, 8
-WINDOWS, HELDOUT = 6000, 256  # of LENGTH tokens, to learn from and to judge by
+VOCABULARY, LENGTH, BATCH = 1024, 64, 8
+WINDOWS, HELDOUT = 3000, 256  # of LENGTH tokens, to learn from and to judge by
 RATE, WARMUP = 2e-3, 0.05
 STUDENT = (96, 3)  # width and layers
 TEACHERS = ((64, 2), (96, 3), (160, 4), (224, 5), (288, 6))
@@ -47,12 +48,10 @@ class Texts:
 
 
 def read(data: Path) -> Texts:
-    """Dolly's instructions and responses, in tokens of a vocabulary made of them."""
-    folder = data / "dolly15k_fed"
-    train = [text for path in sorted(folder.glob("local_*.json")) for text in _texts(path)]
-    test = _texts(folder / "global_test.json")
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = [train[place] for place in order[:4000]]
+    """E2E's tables and sentences, in tokens of a vocabulary made of them."""
+    train, test = (
+        _texts(data / "e2e_nlg" / f"{name}.csv") for name in ("devset", "testset_w_refs")
+    )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -62,14 +61,16 @@ def read(data: Path) -> Texts:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(chosen, trainer)
-    return Texts(_windows(tokenizer, chosen, WINDOWS), _windows(tokenizer, test, HELDOUT))
+    tokenizer.train_from_iterator(train, trainer)
+    return Texts(_windows(tokenizer, train, WINDOWS), _windows(tokenizer, test, HELDOUT))
 
 
 def _texts(path: Path) -> list[str]:
-    parts = ("instruction", "context", "response")
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    return ["\n".join(row[part] for part in parts if row.get(part)) for row in rows]
+    """In an order drawn once: rows of one restaurant stand together in the file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        texts = [f"{row['mr']}\n{row['ref']}" for row in csv.DictReader(file)]
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))
+    return [texts[place] for place in order.tolist()]
 
 
 def _windows(tokenizer: Tokenizer, texts: Sequence[str], count: int) -> Tensor:
@@ -233,8 +234,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=250, help="of a student")
-    parser.add_argument("--teacher-steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200, help="of a student")
+    parser.add_argument("--teacher-steps", type=int, default=300)
     options = parser.parse_args()
     if not options.data.is_dir():
         parser.error(f"{options.data} is no folder; name the one with the data sets by --data")

@@ -5,12 +5,13 @@ from functools import lru_cache
 from importlib.metadata import version
 
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from fedlora.adapters import FedloraError
 from fedlora.strategies import open_head, reply_evaluation, reply_update
+from fedlora.strategies.lessons import is_lesson, open_lesson, reply_answer
 from fedlora.strategies.messages import open_hello, reply_introduction
 
 from .identity import identity_of
@@ -56,6 +57,9 @@ def make_app(
     def train(message: Message, context: Context) -> Message:
         def work(node: Node) -> Message:
             own = identity_of(node.place.keys)
+            if is_lesson(message):
+                known = node.learn(open_lesson(message, own.coordinator))
+                return reply_answer(message, known, node.place.name, own.signing)
             made = node.train(open_head(message, trusted=own.coordinator))
             return reply_update(
                 message,
@@ -73,6 +77,10 @@ def make_app(
     def evaluate(message: Message, context: Context) -> Message:
         def work(node: Node) -> Message:
             own = identity_of(node.place.keys)
+            if is_lesson(message):  # the last one: the run is over, and there is nothing to tell
+                open_lesson(message, own.coordinator)
+                on_done()
+                return Message(RecordDict(), reply_to=message)
             metrics, folded = node.evaluate(open_head(message, trusted=own.coordinator))
             reply = reply_evaluation(
                 message, node=node.place.name, metrics=metrics, folded=folded, key=own.signing

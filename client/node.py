@@ -10,11 +10,12 @@ from functools import lru_cache, partial
 
 from pydantic import ValidationError
 
-from fedlora.adapters import Adapter, BaseMismatchError, WireError
+from fedlora.adapters import Adapter, BaseMismatchError, ModelError, WireError
 from fedlora.models import neighbours
 from fedlora.models.evaluation import evaluate
 from fedlora.models.fingerprint import fingerprint
 from fedlora.models.holding import Holding, holding
+from fedlora.models.knowledge import Knowledge
 from fedlora.models.quantized_model import QuantizedModel, quantized
 from fedlora.models.source import resolve
 from fedlora.models.threads import set_threads
@@ -22,8 +23,10 @@ from fedlora.models.tuned import FoldedWeights, TunedModel, shared, tokenizer_of
 from fedlora.protos import Hello, Introduction
 from fedlora.recipes.schema import Task
 from fedlora.strategies import ReceivedHead
+from fedlora.strategies.lessons import ReceivedLesson
 
 from .data import NodeData
+from .distillation.crossmodel import learn
 from .place import NodePlace
 from .residuals import ResidualCache
 from .training import StepReport, train_round
@@ -110,6 +113,14 @@ class Node:
         }
         return Trained(tuned.read(), report.examples, metrics, tuned.folded)
 
+    def learn(self, lesson: ReceivedLesson) -> Knowledge:
+        """Take a cross-model lesson, and say what this node knows of the next public examples."""
+        task = read_task(lesson.proto.task)
+        self._share_cores(task)
+        self._holding(task)
+        tuned = shared(self.place.source(task), task.model, task.lora)
+        return learn(lesson, tuned, _node_data(self.place, task), task, self.place, self._on_step)
+
     def evaluate(self, head: ReceivedHead) -> tuple[dict[str, float], str]:
         """Evaluate the head on this node's held-out examples.
 
@@ -150,6 +161,11 @@ class Node:
 
     def _holding(self, task: Task) -> Holding:
         place = self.place
+        if task.public and (place.memory or place.precision not in (None, "fp32")):
+            raise ModelError(
+                f"node {place.name}: a cross-model run needs the model in float32; leave out "
+                "--precision and --memory, and name a smaller --model if there is no room"
+            )
         return holding(place.source(task), task, place.precision, place.memory)
 
     def _calibration(self, task: Task) -> tuple[tuple[int, ...], ...]:
@@ -196,7 +212,7 @@ class Node:
 
     def _check_base(self, task: Task, announced: str) -> str:
         own = fingerprint(resolve(self.place.source(task)))
-        if own != announced:
+        if own != announced and task.public is None:
             raise BaseMismatchError(
                 f"node {self.place.name} holds another base: {self.place.source(task)!r} has the "
                 f"fingerprint {own}, the coordinator's is {announced}; give both the same files"

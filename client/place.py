@@ -45,14 +45,21 @@ class NodePlace:
     def of(
         cls, section: "NodeSection", state: Path, model: str, threads: int | None = None
     ) -> "NodePlace":
-        """The place of a node that is played in a simulation."""
+        """The place of a node that is played in a simulation.
+
+        Args:
+            section: of the recipe.
+            state: its folder.
+            model: where the base is, unless the node names a model of its own.
+            threads: as in the class.
+        """
         return cls(
             section.name,
             Path(section.data),
             Path(section.heldout) if section.heldout else None,
             state,
             threads,
-            model,
+            section.model or model,
             precision=section.precision,
             memory=section.memory,
         )

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from .codec import Limits, decode, describe, encode, verify
     from .envelope import SigningKey, VerifyingKey
     from .messages_pb2 import (
+        Answer,
         Evaluation,
         Head,
         Hello,
         Introduction,
+        Lesson,
         Manifest,
         Side,
         Snapshot,
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Answer",
     "Evaluation",
     "Head",
     "Hello",
     "Introduction",
+    "Lesson",
     "Limits",
     "Manifest",
     "Side",

@@ -31,7 +31,9 @@ from fedlora.adapters.errors import IdentityError
 
 from .keyfiles import read
 
-KINDS = frozenset({"evaluation", "head", "hello", "introduction", "offer", "update"})
+KINDS = frozenset(
+    {"answer", "evaluation", "head", "hello", "introduction", "lesson", "offer", "update"}
+)
 
 _PREFIX = b"fedlora signature v1"
 _ALGORITHM = ec.ECDSA(Prehashed(hashes.SHA384()))

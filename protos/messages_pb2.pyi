@@ -164,3 +164,37 @@ class Introduction(_message.Message):
     width: int
     mean_width: float
     def __init__(self, node: _Optional[str] = ..., examples: _Optional[int] = ..., heldout: _Optional[int] = ..., truncated: _Optional[int] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., threads: _Optional[int] = ..., nonce: _Optional[bytes] = ..., held: _Optional[_Iterable[bytes]] = ..., width: _Optional[int] = ..., mean_width: _Optional[float] = ...) -> None: ...
+
+class Lesson(_message.Message):
+    __slots__ = ("run", "round", "head", "origin", "task", "study", "sources", "next")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    head: str
+    origin: str
+    task: str
+    study: _containers.RepeatedScalarFieldContainer[str]
+    sources: _containers.RepeatedCompositeFieldContainer[Manifest]
+    next: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[str] = ..., origin: _Optional[str] = ..., task: _Optional[str] = ..., study: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., next: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("run", "round", "head", "node", "knowledge")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    KNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    round: int
+    head: str
+    node: str
+    knowledge: Manifest
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[str] = ..., node: _Optional[str] = ..., knowledge: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...

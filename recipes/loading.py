@@ -60,6 +60,8 @@ def dump(recipe: Recipe) -> str:
 
 def data_files(recipe: Recipe) -> Iterator[tuple[str, Path]]:
     """Place and path of every data file that a recipe names."""
+    if recipe.public is not None:
+        yield "public.data", Path(recipe.public.data)
     if recipe.evaluate.data is not None:
         yield "evaluate.data", Path(recipe.evaluate.data)
     for index, node in enumerate(recipe.node):
@@ -142,14 +144,23 @@ def _anchored(recipe: Recipe, folder: Path, changed: Mapping[str, str]) -> Recip
         base = Path.cwd() if place in changed else folder
         return None if value is None else os.path.abspath(base / Path(value).expanduser())
 
-    model, evaluate = recipe.model, recipe.evaluate
-    if model.source.startswith(("./", "../", "~/")):
-        model = model.model_copy(update={"source": at("model.source", model.source)})
+    def model_at(place: str, value: str | None) -> str | None:
+        return at(place, value) if value and value.startswith(("./", "../", "~/")) else value
+
+    model, evaluate, public = recipe.model, recipe.evaluate, recipe.public
+    model = model.model_copy(update={"source": model_at("model.source", model.source)})
+    if public is not None:
+        public = public.model_copy(update={"data": at("public.data", public.data)})
     evaluate = evaluate.model_copy(update={"data": at("evaluate.data", evaluate.data)})
     nodes = tuple(
         node.model_copy(
-            update={key: at("node", getattr(node, key)) for key in ("data", "heldout", "questions")}
+            update={
+                "model": model_at("node", node.model),
+                **{key: at("node", getattr(node, key)) for key in ("data", "heldout", "questions")},
+            }
         )
         for node in recipe.node
     )
-    return recipe.model_copy(update={"model": model, "evaluate": evaluate, "node": nodes})
+    return recipe.model_copy(
+        update={"model": model, "evaluate": evaluate, "public": public, "node": nodes}
+    )

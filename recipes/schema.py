@@ -2,7 +2,8 @@
 
 A recipe is a TOML file. The sections `model`, `lora`, `train` and `data` are the *task*: the part
 that the coordinator sends to the nodes. The rest concerns the coordinator (`federation`,
-`evaluate`) or, in a simulation, the nodes that are played (`node`).
+`evaluate`) or, in a simulation, the nodes that are played (`node`). Where models differ, `public`
+is the text that all may see; the task says how it is learned, never where it lies.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -128,7 +129,7 @@ class FederationSection(Section):
     """Rounds, who takes part, and how long anyone is waited for."""
 
     rounds: PositiveInt = 3
-    strategy: Literal["fedex-lora", "fedit"] = "fedex-lora"
+    strategy: Literal["fedex-lora", "fedit", "fedmkt"] = "fedex-lora"
     min_nodes: PositiveInt = Field(2, description="nodes to wait for, and quorum of a round")
     sample: Share = Field(1.0, description="share of the nodes that train in a round")
     wait: float = Field(300.0, gt=0, description="seconds to wait for min_nodes to come")
@@ -138,6 +139,27 @@ class FederationSection(Section):
         10.0, gt=1, description="times the median of its peers that an update may move the model"
     )
     missing_modules: Literal["refuse", "zero"] = "refuse"
+
+
+class StudySection(Section):
+    """How public examples are learned in a cross-model run."""
+
+    examples: PositiveInt = Field(64, description="public examples of a round")
+    top_k: PositiveInt = Field(32, description="guesses that are sent for each label")
+    kd: Share = Field(0.1, description="share of the loss that follows the best source's guesses")
+    steps: PositiveInt = Field(10, description="optimizer steps on public text per node and round")
+
+
+class PublicSection(StudySection):
+    """The text that all parties of a cross-model run may see, in the format of `data`."""
+
+    data: str
+    coordinator_steps: int = Field(10, ge=0, description="0: its own model stays as it is")
+
+    @property
+    def study(self) -> StudySection:
+        """The part that nodes receive."""
+        return StudySection(**{name: getattr(self, name) for name in StudySection.model_fields})
 
 
 class EvaluateSection(Section):
@@ -152,6 +174,7 @@ class NodeSection(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     data: str
+    model: str | None = Field(None, description="own model, in a cross-model run")
     heldout: str | None = Field(None, description="own evaluation file instead of a held-out share")
     questions: str | None = None
     precision: Precision | None = Field(None, description="of the frozen base; default: fp32")
@@ -175,6 +198,7 @@ class Task(Section):
     quantize: QuantizeSection = QuantizeSection()
     train: TrainSection = TrainSection()
     data: DataSection = DataSection()
+    public: StudySection | None = Field(None, description="given in a cross-model run alone")
 
     @model_validator(mode="after")
     def _format_fits_the_task(self) -> "Task":
@@ -192,6 +216,7 @@ class Recipe(Section):
     train: TrainSection = TrainSection()
     data: DataSection = DataSection()
     federation: FederationSection = FederationSection()
+    public: PublicSection | None = None
     evaluate: EvaluateSection = EvaluateSection()
     node: tuple[NodeSection, ...] = ()
 
@@ -207,6 +232,7 @@ class Recipe(Section):
             quantize=self.quantize,
             train=self.train,
             data=self.data,
+            public=self.public.study if self.public else None,
         )
 
     @model_validator(mode="after")
@@ -214,7 +240,45 @@ class Recipe(Section):
         names = [node.name for node in self.node]
         if len(set(names)) < len(names):
             raise ValueError("two [[node]] entries have the same `name`")
+        _check_models(self)
         return _check_format(self)
+
+
+def _check_models(recipe: Recipe) -> None:
+    """One base for all, or a cross-model run that has all it needs."""
+    crosses = recipe.federation.strategy == "fedmkt"
+    if crosses and recipe.public is None:
+        raise ValueError(
+            'federation.strategy = "fedmkt" needs a [public] section whose `data` all may see: '
+            "parties with different models exchange what they know of it"
+        )
+    if crosses:
+        _check_crossing(recipe)
+    elif recipe.public is not None:
+        raise ValueError(
+            f'[public] needs federation.strategy = "fedmkt"; "{recipe.federation.strategy}" '
+            "averages adapters of one model, and sends no text"
+        )
+    elif own := next((node for node in recipe.node if node.model), None):
+        raise ValueError(
+            f"[[node]] {own.name} names a `model` of its own: only adapters of one base can be "
+            'averaged; leave it out, or set federation.strategy = "fedmkt"'
+        )
+
+
+def _check_crossing(recipe: Recipe) -> None:
+    if recipe.model.task != "causal-lm":
+        raise ValueError('federation.strategy = "fedmkt" needs model.task = "causal-lm"')
+    if recipe.lora.kind != "plain" or recipe.quantize.per_width:
+        raise ValueError(
+            'federation.strategy = "fedmkt" trains plain adapters on float32 models: lora.kind = '
+            '"pooled" and quantize.adapters = "per-width" are for strategies that average'
+        )
+    if held := next((node for node in recipe.node if node.precision or node.memory), None):
+        raise ValueError(
+            f"[[node]] {held.name}: `precision` and `memory` are not for federation.strategy = "
+            '"fedmkt"; a node with little memory names a smaller `model`'
+        )
 
 
 def _check_format(recipe: T) -> T:

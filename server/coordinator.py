@@ -14,8 +14,9 @@ from fedlora.protos import Hello
 from fedlora.protos.keys import CoordinatorKeys
 from fedlora.recipes.identity import recipe_fingerprint
 from fedlora.recipes.schema import Recipe
-from fedlora.strategies import STRATEGIES, Identity, Participation, pack
+from fedlora.strategies import STRATEGIES, FederatedLoRA, Identity, Participation, pack
 
+from .crossmodel import across_models
 from .evaluation import own_evaluation
 from .events import Listener, Notice, RunDone, RunStarted
 from .reporting import Reporter
@@ -68,17 +69,23 @@ def coordinate(
     sizes = {name: weight_count(layer) for name, layer in lora_layers(empty).items()}
     quantize = recipe.quantize
     subnets = DrawnSubnets(recipe, sizes, roster) if quantize.per_width else None
-    strategy = STRATEGIES[recipe.federation.strategy](
-        run.heads.directory,
-        participation(recipe, min(wait, FAREWELL) if over else wait, poll),
-        identity=Identity(recipe.name, base, task, recipe_fingerprint(recipe), key),
-        roster=roster,
-        observer=reporter,
-        missing="skip" if quantize.per_width else recipe.federation.missing_modules,
-        # What is pooled folds into the offsets of quantized weights: there all take residuals.
-        side_rank=None if recipe.lora.kind == "pooled" else quantize.side_rank,
-        subnets=subnets,
-        full_history=False,
+    taking_part = participation(recipe, min(wait, FAREWELL) if over else wait, poll)
+    identity = Identity(recipe.name, base, task, recipe_fingerprint(recipe), key)
+    strategy: FederatedLoRA = (
+        across_models(run, taking_part, identity, roster, reporter)
+        if recipe.public
+        else STRATEGIES[recipe.federation.strategy](
+            run.heads.directory,
+            taking_part,
+            identity=identity,
+            roster=roster,
+            observer=reporter,
+            missing="skip" if quantize.per_width else recipe.federation.missing_modules,
+            # What is pooled folds into the offsets of quantized weights: there all take residuals.
+            side_rank=None if recipe.lora.kind == "pooled" else quantize.side_rank,
+            subnets=subnets,
+            full_history=False,
+        )
     )
     snapshots = Snapshots(run.heads, recipe, 4 * sum(sizes.values()))
     evaluation = own_evaluation(run) if recipe.evaluate.data else None

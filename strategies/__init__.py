@@ -3,6 +3,7 @@
 from .federated_lora import FederatedLoRA
 from .fedex_lora import FedExLoRA
 from .fedit import FedIT
+from .fedmkt import FedMKT
 from .heads import HeadStore
 from .identity import Identity
 from .inprocess import InProcessGrid
@@ -12,12 +13,14 @@ from .packing import pack, unpack
 from .participation import Participation, Roster, collect
 from .records import HeadRecord, Proceedings, head_hash
 
+# Those that average adapters of one base; FedMKT, across models, is made otherwise.
 STRATEGIES: dict[str, type[FederatedLoRA]] = {rule.name: rule for rule in (FedExLoRA, FedIT)}
 
 __all__ = [
     "STRATEGIES",
     "FedExLoRA",
     "FedIT",
+    "FedMKT",
     "FederatedLoRA",
     "HeadRecord",
     "HeadStore",

@@ -48,6 +48,7 @@ SECTIONS = {
     "train": schema.TrainSection,
     "data": schema.DataSection,
     "federation": schema.FederationSection,
+    "public": schema.PublicSection,
     "evaluate": schema.EvaluateSection,
     "node": schema.NodeSection,
 }

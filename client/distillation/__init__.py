@@ -1,1 +1,1 @@
-"""Distillation: a smaller or personal student of the model received, on a node's own text."""
+"""What a node does with models beside its own: distillation, and cross-model rounds."""

@@ -135,7 +135,7 @@ def test_unknown_key_in_the_file(recipe: Path) -> None:
 def test_unknown_key_of_a_node(recipe: Path) -> None:
     message = complaint(altered(recipe, "questions", "qestions"))
     assert "node[0].qestions: unknown key; did you mean `node.questions`?" in message
-    assert message.endswith("Valid here: name, data, heldout, questions, precision, memory")
+    assert message.endswith("Valid here: name, data, model, heldout, questions, precision, memory")
 
 
 def test_unknown_key_like_no_other(recipe: Path) -> None:
@@ -153,7 +153,7 @@ def test_unknown_key_like_no_other(recipe: Path) -> None:
         ("train.learning_rate", "nan", "expected a finite number, found NaN"),
         ("lora.rslora", "1", "expected a valid boolean, found 1"),
         ("lora.targets", "3", "expected 'all-linear' or a valid array, found 3"),
-        ("federation.strategy", "x", "expected 'fedex-lora' or 'fedit', found \"x\""),
+        ("federation.strategy", "x", "expected 'fedex-lora', 'fedit' or 'fedmkt', found \"x\""),
         ("federation.wait", "2020-01-01", 'expected a valid number, found "2020-01-01"'),
         ("train", "3", "expected a table, found 3"),
         ("model.source", '""', "expected a string to have at least 1 character"),

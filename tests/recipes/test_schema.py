@@ -63,3 +63,45 @@ def test_node_names_differ_and_are_safe_file_names() -> None:
 def test_sections_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         recipe().name = "other"
+
+
+MIXED: dict[str, Any] = {"federation": {"strategy": "fedmkt"}, "public": {"data": "open.jsonl"}}
+
+
+def test_a_cross_model_task_says_how_public_text_is_learned_and_not_where_it_lies() -> None:
+    made = recipe(**MIXED, node=[{"name": "a", "data": "x", "model": "tiny"}])
+    assert made.task.public is not None
+    assert (made.task.public.top_k, made.task.public.kd) == (32, 0.1)
+    assert "open.jsonl" not in made.task.model_dump_json()
+    assert recipe().task.public is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"federation": {"strategy": "fedmkt"}}, r"needs a \[public\] section"),
+        ({"public": {"data": "x"}}, "averages adapters of one model"),
+        ({"node": [{"name": "a", "data": "x", "model": "m"}]}, "names a `model` of its own"),
+        ({**MIXED, "lora": {"kind": "pooled"}}, "pooled"),
+        ({**MIXED, "quantize": {"adapters": "per-width"}}, "per-width"),
+        ({**MIXED, "node": [{"name": "a", "data": "x", "precision": "int8"}]}, "smaller `model`"),
+        ({**MIXED, "node": [{"name": "a", "data": "x", "memory": "1GB"}]}, "smaller `model`"),
+        (
+            {
+                **MIXED,
+                "model": {
+                    "source": "m",
+                    "task": "sequence-classification",
+                    "labels": ["a", "b"],
+                },
+                "data": {"format": "classification"},
+            },
+            "causal-lm",
+        ),
+    ],
+)
+def test_a_cross_model_run_has_all_it_needs_and_nothing_else(
+    sections: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        recipe(**sections)

@@ -1,6 +1,7 @@
 """Knowledge on the wire: back as it was, and refused when it does not hold together."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +136,29 @@ def test_the_library_keeps_what_the_last_round_names(tmp_path: Any) -> None:
     assert library.read(second, BOUNDS).losses.tolist() == [1.0, 2.0]
     with pytest.raises(RunError, match="cannot read"):
         library.read(first, BOUNDS)
+
+
+def test_a_label_costs_what_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "crossmodel.md").read_text()
+    assert "A label costs 4 + 6 `top_k` bytes, 196 with 32 guesses" in page
+
+    def size(labels: int, guesses: int) -> int:
+        pieces = tuple(b"x" * 8 for _ in range(64))
+        whole = torch.arange(64, dtype=torch.int32)
+        known = made(
+            samples=ints(0),
+            lengths=ints(labels),
+            losses=torch.tensor([99.0]),
+            labels=torch.zeros(labels, dtype=torch.int32),
+            tokens=torch.arange(guesses, dtype=torch.int32).repeat(labels, 1),
+            values=torch.full((labels, guesses), -9.0).half(),
+            ids=whole,
+            pieces=pieces,
+        )
+        payload = pack_knowledge(known)
+        return len(payload) - 8 - int.from_bytes(payload[:8], "little")
+
+    assert size(5, 32) - size(4, 32) == 196
+    assert size(1, 32) - size(1, 31) == 6
+    assert size(1, 1) == 4 + 6 + 12 + 32 + 64 * (8 + 8)
+    assert round(1000 * 128 * 196 / 1e6) == 25

@@ -117,6 +117,15 @@ def test_losses_that_are_spread_over_more_text_than_there_is_are_refused() -> No
         check_texts(inflated, made())
 
 
+def test_a_node_that_names_labels_of_its_own_is_refused() -> None:
+    """It would guess them well, be followed by all, and teach nothing."""
+    text = made(pieces=(b" a", b"The green key opens the store.", b"\xff<end>"))
+    easy = made(pieces=(b" a", b"x" * 30, b"\xff<end>"))
+    check_texts(made(pieces=(b" a", b"green key opens the store", b"\xff<end>")), text)
+    with pytest.raises(WireError, match="example 2 is of another text"):
+        check_texts(easy, text)
+
+
 def test_the_lowest_loss_wins_each_example_and_the_coordinator_a_tie() -> None:
     known = {
         "birch": made(losses=torch.tensor([0.3, 0.5])),

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from .pieces import Vocabulary
 
-Numbers = NDArray[np.int64]
+Numbers = NDArray[np.int32]
 
-CELLS = 1 << 26  # of an edit table; what differs over a longer stretch is left unmatched
+CELLS = 1 << 25  # of an edit table; what differs over a longer stretch is left unmatched
 
 
 class TokenMap:
@@ -81,7 +81,7 @@ def shared(one: bytes, other: bytes) -> int:
 def edit_distances(piece: bytes, others: Sequence[bytes]) -> Numbers:
     """Levenshtein distances in bytes from `piece` to each of `others`, (others,)."""
     lengths = np.array([len(other) for other in others])
-    padded = np.full((len(others), int(lengths.max())), -1)
+    padded = np.full((len(others), int(lengths.max())), -1, dtype=np.int16)
     for row, other in enumerate(others):
         padded[row, : len(other)] = np.frombuffer(other, np.uint8)
     *_, last = _rows(piece, padded)
@@ -140,7 +140,7 @@ def _matches(one: bytes, other: bytes) -> list[int]:
 
 def _rows(one: bytes, other: NDArray[np.integer]) -> Iterator[Numbers]:
     """The rows of the edit table of `one` against each of `other` (..., n): (..., n + 1)."""
-    columns = np.arange(other.shape[-1] + 1)
+    columns = np.arange(other.shape[-1] + 1, dtype=np.int32)
     row: Numbers = np.broadcast_to(columns, (*other.shape[:-1], len(columns)))
     yield row
     for byte in one:

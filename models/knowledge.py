@@ -63,6 +63,17 @@ class Knowledge:
         sizes = torch.tensor([text_bytes(piece) for piece in self.pieces])
         return summed(sizes[self.labels.long()], self.lengths).clamp_min(1)
 
+    def texts(self) -> dict[int, bytes]:
+        """What the labels of each example say, without marks."""
+        said = {
+            sample: [self.pieces[place] for place in self.labels[span].tolist()]
+            for sample, span in self.positions().items()
+        }
+        return {
+            sample: b"".join(piece for piece in pieces if text_bytes(piece))
+            for sample, pieces in said.items()
+        }
+
     def subset(self, samples: Sequence[int]) -> "Knowledge":
         """The same for some of its examples alone, at least one."""
         spans, wanted = self.positions(), set(samples)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from fedlora.adapters.errors import FedloraError, RecipeError
 from fedlora.recipes.schema import StudySection, Task
 
-from .batches import SampleStream, collate, derived_seed
+from .batches import Batch, SampleStream, collate, derived_seed
 from .examples import IGNORED, Example
 from .knowledge import Knowledge, predict
 from .losses import pad_id
@@ -89,11 +90,7 @@ class Student:
             for step in range(steps):
                 picks = [examples[place] for place in stream.batch(step, train.batch_size)]
                 batch = collate([one for _, one in picks], pad_id(model)).to(model.device)
-                targets = SoftTargets.joined([soft[number] for number, _ in picks])
-                with torch.autocast(
-                    model.device.type, torch.bfloat16, enabled=train.precision == "bf16"
-                ):
-                    loss = transfer_loss(model, batch, targets, self._public.kd)
+                loss = self._loss(batch, SoftTargets.joined([soft[number] for number, _ in picks]))
                 if not math.isfinite(loss.item()):
                     raise FedloraError(
                         f"{key}: the loss of step {step + 1} on public text is {loss.item()}; "
@@ -108,6 +105,11 @@ class Student:
                 on_step(StudyStep(step + 1, steps, loss.item(), speed))
         model.eval()
         return followed
+
+    def _loss(self, batch: Batch, soft: SoftTargets) -> Tensor:
+        model, half = self._tuned.model, self._task.train.precision == "bf16"
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
+            return transfer_loss(model, batch, soft, self._public.kd)
 
     def _examples(self, records: Sequence[str]) -> list[tuple[int, Example]]:
         return public_examples(records, self._tuned.tokenizer, self._task)

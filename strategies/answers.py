@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 
 from fedlora.adapters import IdentityError, WireError
+from fedlora.models.alignment import matches
 from fedlora.models.knowledge import Knowledge
 
 from .exchange import Exchange
@@ -15,6 +16,9 @@ from .observer import NodeReport, Observer
 from .packing import content_bytes
 from .participation import Roster
 from .records import HeadRecord
+
+SLACK = 16  # bytes that a text may be longer anyway, by a first token or a line break
+SAME = 0.8  # of the shorter text
 
 
 @dataclass(frozen=True)
@@ -90,18 +94,23 @@ class Answers:
 
 
 def check_texts(knowledge: Knowledge, own: Knowledge) -> None:
-    """Refuse losses that are spread over more text than the examples have.
+    """Refuse knowledge of another text than the examples'.
 
-    Twice the coordinator's own count leaves room for other templates and cuts.
+    Losses are per byte and of the labels that the node names, so both decide who is followed. Twice
+    the coordinator's own count leaves room for other templates and cuts; most of the shorter text
+    must stand in the longer.
 
     Raises:
         WireError: naming the example.
     """
-    most = dict(zip(own.samples.tolist(), own.text_bytes().tolist(), strict=True))
-    claimed = zip(knowledge.samples.tolist(), knowledge.text_bytes().tolist(), strict=True)
-    for sample, size in claimed:
-        if sample in most and size > 2 * most[sample] + 16:
+    mine = own.texts()
+    for sample, said in knowledge.texts().items():
+        text = mine.get(sample, said)
+        if len(said) > 2 * len(text) + SLACK:
             raise WireError(
-                f"knowledge of example {sample} covers {size} bytes of text, which has "
-                f"{most[sample]}"
+                f"knowledge of example {sample} covers {len(said)} bytes of text, which has "
+                f"{len(text)}"
             )
+        common = sum(place >= 0 for place in matches(said, text))
+        if common < SAME * min(len(said), len(text)):
+            raise WireError(f"knowledge of example {sample} is of another text than that was sent")

@@ -1,6 +1,7 @@
 """Knowledge on the wire: back as it was, and refused when it does not hold together."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +117,15 @@ def test_losses_that_are_spread_over_more_text_than_there_is_are_refused() -> No
         check_texts(inflated, made())
 
 
+def test_a_node_that_names_labels_of_its_own_is_refused() -> None:
+    """It would guess them well, be followed by all, and teach nothing."""
+    text = made(pieces=(b" a", b"The green key opens the store.", b"\xff<end>"))
+    easy = made(pieces=(b" a", b"x" * 30, b"\xff<end>"))
+    check_texts(made(pieces=(b" a", b"green key opens the store", b"\xff<end>")), text)
+    with pytest.raises(WireError, match="example 2 is of another text"):
+        check_texts(easy, text)
+
+
 def test_the_lowest_loss_wins_each_example_and_the_coordinator_a_tie() -> None:
     known = {
         "birch": made(losses=torch.tensor([0.3, 0.5])),
@@ -135,3 +145,29 @@ def test_the_library_keeps_what_the_last_round_names(tmp_path: Any) -> None:
     assert library.read(second, BOUNDS).losses.tolist() == [1.0, 2.0]
     with pytest.raises(RunError, match="cannot read"):
         library.read(first, BOUNDS)
+
+
+def test_a_label_costs_what_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "crossmodel.md").read_text()
+    assert "A label costs 4 + 6 `top_k` bytes, 196 with 32 guesses" in page
+
+    def size(labels: int, guesses: int) -> int:
+        pieces = tuple(b"x" * 8 for _ in range(64))
+        whole = torch.arange(64, dtype=torch.int32)
+        known = made(
+            samples=ints(0),
+            lengths=ints(labels),
+            losses=torch.tensor([99.0]),
+            labels=torch.zeros(labels, dtype=torch.int32),
+            tokens=torch.arange(guesses, dtype=torch.int32).repeat(labels, 1),
+            values=torch.full((labels, guesses), -9.0).half(),
+            ids=whole,
+            pieces=pieces,
+        )
+        payload = pack_knowledge(known)
+        return len(payload) - 8 - int.from_bytes(payload[:8], "little")
+
+    assert size(5, 32) - size(4, 32) == 196
+    assert size(1, 32) - size(1, 31) == 6
+    assert size(1, 1) == 4 + 6 + 12 + 32 + 64 * (8 + 8)
+    assert round(1000 * 128 * 196 / 1e6) == 25

@@ -258,6 +258,33 @@ def distillation_memory(results: Any) -> str:
     return f"{kinds}\n\n{table(['ratio', ''], ratios)}"
 
 
+def capacity_gap(results: Any) -> str:
+    """A student's held-out loss by the size of its teacher, and where the curve is lowest."""
+    student = results["student"]
+    rows = [["labels alone", "", "", _mean_and_spread(student["labels_alone"])]]
+    rows += [
+        [
+            "teacher",
+            f"{one['parameters'] / 1e6:.2f}",
+            f"{one['teacher_loss']:.3f}",
+            _mean_and_spread(one["student_losses"]),
+        ]
+        for one in results["teachers"]
+    ]
+    vertex, seeds = results["vertex"], len(student["labels_alone"])
+    said = f"A student of {student['parameters'] / 1e6:.2f} million parameters, "
+    said += f"{student['steps']} steps, {seeds} seed(s); teachers were trained for "
+    said += f"{results['teacher_steps']}."
+    found = (
+        f"Lowest at {vertex['size'] / 1e6:.2f} million ({vertex['low'] / 1e6:.2f} to "
+        f"{vertex['high'] / 1e6:.2f})."
+        if vertex
+        else f"No vertex is identified: {results['not_identified']}."
+    )
+    header = ["taught by", "million parameters", "its own loss", "student's loss"]
+    return f"{said}\n\n{table(header, rows)}\n\n{found}"
+
+
 def _mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
     """One value has no spread: none is made up."""
     if len(values) < 2:
@@ -279,6 +306,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "precision": ("Where the residual goes on quantized nodes", precision),
     "subnets": ("Once-for-all runs and mixed nodes", subnets),
     "distillation": ("A student cut out of its teacher", distillation),
+    "capacity_gap": ("Students by the size of their teacher", capacity_gap),
     "distillation_memory": ("Memory of a distillation step", distillation_memory),
 }
 

@@ -27,7 +27,7 @@ lint: .venv/dev ## ruff, hadolint, and mypy --strict on the installed package
 	$(BIN)/mypy $(addprefix -p fedlora.,adapters cli client models protos recipes server strategies)
 
 bench: .venv/test ## the measurements that the documents quote (hours)
-	for script in aggregation training memory warm churn transport demo learning quantized subnet_memory precision subnets decoding; do $(BIN)/python benchmarks/$$script.py; done
+	for script in aggregation training memory warm churn transport demo learning quantized subnet_memory precision subnets decoding distillation distillation_memory capacity_gap; do $(BIN)/python benchmarks/$$script.py; done
 
 clean: ## remove what the targets made
 	rm -rf .venv build *.egg-info

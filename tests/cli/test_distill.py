@@ -125,6 +125,18 @@ def test_a_lora_student_begins_as_the_head_and_is_merged(
     assert not any("lora" in name for name in names)
 
 
+def test_a_smaller_model_learns_from_two_teachers(
+    call: Call, run: Path, tiny_causal: Path, tmp_path: Path
+) -> None:
+    options = ("--teacher", tiny_causal, "--student", tiny_causal, "--gate")
+    said, _ = distilled(call, run, tmp_path / "found", *options)
+    assert said["teacher_loss"] < said["loss_before"]
+    assert said["loss_after"] < said["loss_before"]
+    facts = json.loads((tmp_path / "found" / "distillation.json").read_text())["order"]
+    assert facts["teacher 1"].startswith("head ")
+    assert facts["teacher 2"].startswith("base ")
+
+
 def test_a_distillation_that_was_killed_is_gone_on_with(
     call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

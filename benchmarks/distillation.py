@@ -42,7 +42,7 @@ from fedlora.recipes.schema import DataSection, ModelSection, Recipe, TrainSecti
 
 RATIO, BATCH, LENGTH, RATE = 0.4, 8, 192, 5e-4
 WAYS: Mapping[str, float] = {"cross entropy": 0.0, "cross entropy + divergence": 0.5}
-DECODED, TURNS = 64, 5  # tokens, and how often each model writes them
+DECODED, TURNS = 64, 3  # tokens, and how often each model writes them
 
 
 def tuned(data: Path, scratch: Path) -> tuple[Path, Path]:

@@ -3,7 +3,8 @@
     python benchmarks/distillation_memory.py
 
 Every kind runs in a fresh process and is measured over two steps: resident memory at its peak, and
-what of that the steps brought: gradients, moments, activations and logits, not the weights.
+what of that the steps brought: gradients, moments, activations and logits, not the weights. All
+kinds have the allocator's setting of `fedlora distill`.
 
 - chunked, whole: a student of 54 million parameters under SmolLM2-135M, 8 texts of 256 tokens, all
   learned, a vocabulary of 49,152. Both compute one loss; the tests hold its gradients equal.
@@ -32,6 +33,7 @@ from fedlora.client.distillation.personal import add_student
 from fedlora.client.distillation.pruning import importance, prune
 from fedlora.client.distillation.shapes import shape_for
 from fedlora.client.distillation.teachers import AdapterTeacher, ModelTeacher
+from fedlora.models.allocator import map_tensors
 from fedlora.models.batches import Batch
 from fedlora.models.examples import Example
 from fedlora.models.loading import load_base
@@ -115,6 +117,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Step]]] = {
 def measured(kind: str) -> dict[str, float]:
     """Megabytes of one kind, in this process."""
     set_threads(None)
+    map_tensors()
     model, step = KINDS[kind]()
     optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
     gc.collect()

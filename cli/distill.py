@@ -89,7 +89,7 @@ def distill(
     temperature: Annotated[float, typer.Option(min=0.1, max=20.0)] = 1.0,
     chunk: Annotated[
         int, typer.Option(min=1, help="Tokens whose logits stand in memory at once.")
-    ] = 256,
+    ] = 64,
     on_policy: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of batches that the student writes.")
     ] = 0.0,
@@ -118,12 +118,14 @@ def distill(
     from fedlora.client.distillation.loss import Objective
     from fedlora.client.distillation.order import Order
     from fedlora.client.distillation.training import Plan
+    from fedlora.models.allocator import map_tensors
     from fedlora.models.threads import set_threads
     from fedlora.recipes.schema import TrainSection
 
     from .distilling import shown
 
     set_threads(None)
+    map_tensors()
     train = TrainSection(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length
     )

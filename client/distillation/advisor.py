@@ -57,7 +57,7 @@ class Budget:
 
     tokens: int
     memory: int | None = None
-    chunk: int = 256
+    chunk: int = 64
     licences: tuple[str, ...] = ()
 
 

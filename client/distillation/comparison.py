@@ -31,7 +31,7 @@ class Measured:
     agreement: float
 
 
-def compare(teacher: Any, student: Any, examples: Sequence[Example], chunk: int = 256) -> Measured:
+def compare(teacher: Any, student: Any, examples: Sequence[Example], chunk: int = 64) -> Measured:
     """Both models on the same text, of which neither learns.
 
     Args:

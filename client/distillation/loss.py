@@ -29,7 +29,7 @@ class Objective:
 
     share: float = 0.5
     temperature: float = 1.0
-    chunk: int = 256
+    chunk: int = 64
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Terms:
 class Soft(Protocol):
     """What a teacher says of the labels of one batch."""
 
-    def divergence(self, logits: Tensor, part: slice, temperature: float) -> Tensor:
+    def divergence(self, log_q: Tensor, part: slice, temperature: float) -> Tensor:
         """KL(teacher || student) of each label of a part.
 
         Args:
-            logits: (part, vocabulary), the student's.
+            log_q: (part, vocabulary), the student's log-probabilities at the temperature.
             part: of the batch's labels.
             temperature: that logits are divided by.
         """
@@ -85,12 +85,13 @@ class Dense:
     hidden: Tensor
     head: nn.Module
 
-    def divergence(self, logits: Tensor, part: slice, temperature: float) -> Tensor:
-        """See `Soft`."""
+    def divergence(self, log_q: Tensor, part: slice, temperature: float) -> Tensor:
+        """See `Soft`. Products are summed as they are made: none stands in memory."""
         with torch.no_grad():
-            own = self.head(self.hidden[part]).float() / temperature
-        log_p, log_q = F.log_softmax(own, -1), F.log_softmax(logits / temperature, -1)
-        return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+            log_p = log_softmax(self.head(self.hidden[part]).float(), temperature)
+            p = log_p.exp()
+            negative_entropy = torch.einsum("nv,nv->n", p, log_p)
+        return negative_entropy - torch.einsum("nv,nv->n", p, log_q)
 
     def cross_entropy(self, targets: Tensor, chunk: int) -> Tensor:
         """See `Soft`."""
@@ -114,13 +115,13 @@ class TopK:
     log_probabilities: Tensor
     gold: Tensor
 
-    def divergence(self, logits: Tensor, part: slice, temperature: float) -> Tensor:
+    def divergence(self, log_q: Tensor, part: slice, temperature: float) -> Tensor:
         """See `Soft`; the temperature must be 1, at which the teacher was asked."""
         if temperature != 1.0:
             raise ValueError("stored logits are at temperature 1")
         log_p = self.log_probabilities[part].float()
-        log_q = F.log_softmax(logits, -1).gather(-1, self.tokens[part].long())
-        own, other = _with_rest(log_q), _with_rest(log_p)
+        own = _with_rest(log_q.gather(-1, self.tokens[part].long()))
+        other = _with_rest(log_p)
         return F.kl_div(own, other, reduction="none", log_target=True).sum(-1)
 
     def cross_entropy(self, targets: Tensor, chunk: int) -> Tensor:
@@ -151,18 +152,21 @@ def backward(
         part = slice(start, start + objective.chunk)
         inputs = hidden[part].detach().requires_grad_()
         logits = head(inputs).float()
-        entropy = F.cross_entropy(logits, targets[part], reduction="sum")
-        divergence = logits.new_zeros(())
+        log_q = log_softmax(logits, objective.temperature)
+        plain = log_q if objective.temperature == 1 else logits.log_softmax(-1)
+        entropy = F.nll_loss(plain, targets[part], reduction="sum")
+        divergence = entropy.new_zeros(())
         if objective.share:
             for soft, weights in teachers:
-                each = soft.divergence(logits, part, objective.temperature)
+                each = soft.divergence(log_q, part, objective.temperature)
                 divergence = divergence + (weights[part] * each).sum()
             divergence = divergence * objective.temperature**2
         loss = (1 - objective.share) * entropy + objective.share * divergence
+        del logits, log_q, plain
         (loss / labels).backward()
         assert inputs.grad is not None
         gradients.append(inputs.grad)
-        total += Terms(entropy.item(), divergence.item(), len(logits))
+        total += Terms(entropy.item(), divergence.item(), len(inputs))
     hidden.backward(torch.cat(gradients))
     return total
 
@@ -176,6 +180,11 @@ def label_losses(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int) -
             for part in parts
         ]
         return torch.cat(losses)
+
+
+def log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities of logits (n, vocabulary) at a temperature."""
+    return F.log_softmax(logits if temperature == 1 else logits / temperature, -1)
 
 
 def _with_rest(log_probabilities: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ class Says:
 
     losses: Tensor
 
-    def divergence(self, logits: Tensor, part: slice, temperature: float) -> Tensor:
-        return torch.zeros(len(logits))
+    def divergence(self, log_q: Tensor, part: slice, temperature: float) -> Tensor:
+        return torch.zeros(len(log_q))
 
     def cross_entropy(self, targets: Tensor, chunk: int) -> Tensor:
         return self.losses

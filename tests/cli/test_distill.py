@@ -103,9 +103,9 @@ def test_a_pruned_student_learns_and_opens_in_transformers(
         ("--top-k", 20),
         ("--teacher-precision", "int8"),
         ("--on-policy", 0.5, "--gate"),
-        ("--temperature", 2.0, "--kd", 1.0),
+        pytest.param(("--temperature", 2.0, "--kd", 1.0), marks=pytest.mark.slow),
     ],
-    ids=lambda options: options[0],
+    ids=lambda options: str(options[0]),
 )
 def test_each_way_to_ask_a_teacher(
     call: Call, run: Path, tmp_path: Path, options: tuple[object, ...]

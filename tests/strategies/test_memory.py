@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -68,6 +69,7 @@ def rounds(directory: Path, nodes: int, count: int) -> list[float]:
     return watch.rss
 
 
+@pytest.mark.slow
 def test_F9_thirty_rounds_with_eight_nodes_do_not_grow(tmp_path: Path) -> None:
     rss = rounds(tmp_path / "ledger", 8, 30)[6:]
     residual = 4 * MODULES * 2 * WIDTH * 7 * RANK / 1e6  # MB that a round commits to disk

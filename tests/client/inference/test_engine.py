@@ -183,7 +183,7 @@ def test_tables_do_not_grow_over_ten_thousand_tokens(llama: Any) -> None:
     assert Tables(32_000).matrix.nbytes < 2e6
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [pytest.param(8, marks=pytest.mark.slow), 4])
 def test_a_quantized_head_is_generated_from_alike(bits: int) -> None:
     """Quantized weights, a side path and an adapter: the tokens of the very same model."""
     model = tiny("llama")

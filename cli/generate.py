@@ -72,7 +72,7 @@ def generate(
         )
 
     answers = {"base": answer(*base(opened.recipe))} if opened and compare else {}
-    answers["tuned"] = answer(*(tuned(opened, round) if opened else whole(run)))
+    answers["tuned"] = answer(*(tuned(opened, round) if opened else whole(str(run))))
     for index, prompt in enumerate(prompts):
         given = {name: replies[index] for name, replies in answers.items()}
         if as_json:

@@ -1,4 +1,4 @@
-"""Models to talk to: the untouched base of a recipe, and the head of a run on it."""
+"""Models to use: the untouched base of a recipe, the head of a run on it, or any other."""
 
 from typing import TYPE_CHECKING
 
@@ -20,27 +20,23 @@ def base(recipe: Recipe) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     Raises:
         ModelError: if the recipe's model does not write text.
     """
-    from fedlora.models.loading import load_base, load_tokenizer
-    from fedlora.models.source import resolve
-
     if recipe.model.task != "causal-lm":
         raise ModelError(f"{recipe.name}: a {recipe.model.task} model does not write text")
-    folder = resolve(recipe.model.source)
-    return load_base(folder, recipe.model), load_tokenizer(folder)
+    return whole(recipe.model.source)
 
 
-def whole(folder: "Path") -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The model in a folder, such as a distilled student.
+def whole(source: str) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """A model by its source, such as the folder of a distilled student.
 
     Raises:
-        ModelError: if it holds none that writes text.
+        ModelError: if there is none that writes text.
     """
     from fedlora.models.loading import load_base, load_tokenizer
     from fedlora.models.source import resolve
     from fedlora.recipes.schema import ModelSection
 
-    found = resolve(str(folder))
-    return load_base(found, ModelSection(source=str(found))), load_tokenizer(found)
+    folder = resolve(source)
+    return load_base(folder, ModelSection(source=source)), load_tokenizer(folder)
 
 
 def tuned(

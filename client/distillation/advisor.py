@@ -1,8 +1,8 @@
 """Which teacher? Candidates in, a ranked table out, and for each row what decided it.
 
-Gates first (`gates`), then measurement on the text at hand: a teacher's own loss there says more of
-what a student will learn than its size does (Busbridge et al., ICML 2025, arXiv 2502.08606). The
-law of capacity gap is a prior, which decides between teachers that measure alike. Short pilot runs,
+Gates first (`eligibility`), then measurement on the text at hand: a teacher's own loss there says
+more of what a student will learn than its size does (Busbridge et al., ICML 2025, arXiv 2502.08606).
+The law of capacity gap is a prior, which decides between teachers that measure alike. Short pilot runs,
 if somebody pays for them, overrule both.
 """
 
@@ -23,7 +23,7 @@ from fedlora.recipes.schema import ModelSection
 
 from .capacity import NotIdentified, Point, Vertex, law_distance, law_holds, law_teacher, vertex
 from .comparison import BATCH, Measured, compare
-from .gates import Described, describe, memory_need, require_fit
+from .eligibility import Described, describe, memory_need, require_fit
 
 ALIKE = 0.01  # nats a label: losses nearer than this don't decide
 

@@ -15,7 +15,7 @@ from fedlora.client.distillation import advisor
 from fedlora.client.distillation.advisor import Advice, Budget, Candidate, Row, advise
 from fedlora.client.distillation.capacity import NotIdentified, Vertex
 from fedlora.client.distillation.comparison import compare
-from fedlora.client.distillation.gates import licence
+from fedlora.client.distillation.eligibility import licence
 from fedlora.models.batches import collate
 from fedlora.models.examples import Example, encode
 from fedlora.models.losses import label_count, loss_sum

@@ -1,9 +1,9 @@
 """Which teacher? Candidates in, a ranked table out, and for each row what decided it.
 
 Gates first (`eligibility`), then measurement on the text at hand: a teacher's own loss there says
-more of what a student will learn than its size does (Busbridge et al., ICML 2025, arXiv 2502.08606).
-The law of capacity gap is a prior, which decides between teachers that measure alike. Short pilot runs,
-if somebody pays for them, overrule both.
+more of what a student will learn than its size does (Busbridge et al., ICML 2025, arXiv
+2502.08606). The law of capacity gap is a prior, which decides between teachers that measure alike.
+Short pilot runs, if somebody pays for them, overrule both.
 """
 
 from collections.abc import Callable, Sequence
